@@ -1,0 +1,90 @@
+"""
+Carry ambient context to wherever work moves.
+
+Code that trains models keeps its setting in ambient context: Triton's scratch
+allocator, the SPMD mesh, grad mode, autocast. `ctxcarry` takes a snapshot where
+work is handed over and restores it where the work runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ctxcarry._api import bind, capture, carriers, policy, register, suppress, unregister
+from ctxcarry._carrier import MISSING, UNCHANGED, Carrier
+from ctxcarry._carriers.context_vars import ContextVarCarrier
+from ctxcarry._carriers.contextvars_extras import ContextVarsRegistryCarrier
+from ctxcarry._carriers.thread_local import ThreadLocalCarrier
+from ctxcarry._carriers.value import ValueCarrier
+from ctxcarry._decorate import carry_context
+from ctxcarry._default import load_entry_points, registry
+from ctxcarry._registry import Registry
+from ctxcarry._snapshot import Snapshot
+from ctxcarry.boundaries._install import install, installed, uninstall
+from ctxcarry.boundaries.executor import executor
+from ctxcarry.errors import (
+    CarrierError,
+    ContextMismatchError,
+    CtxCarryError,
+    CtxCarryWarning,
+    DuplicateCarrierError,
+    LeakError,
+    NotPortableError,
+    UnknownCarrierError,
+    WireError,
+)
+
+if TYPE_CHECKING:
+    from ctxcarry.boundaries.wrapped import wrap_executor
+
+__version__ = "0.1.0"
+
+__all__ = (
+    "MISSING",
+    "UNCHANGED",
+    "Carrier",
+    "CarrierError",
+    "ContextMismatchError",
+    "ContextVarCarrier",
+    "ContextVarsRegistryCarrier",
+    "CtxCarryError",
+    "CtxCarryWarning",
+    "DuplicateCarrierError",
+    "LeakError",
+    "NotPortableError",
+    "Registry",
+    "Snapshot",
+    "ThreadLocalCarrier",
+    "UnknownCarrierError",
+    "ValueCarrier",
+    "WireError",
+    "bind",
+    "capture",
+    "carriers",
+    "carry_context",
+    "executor",
+    "install",
+    "installed",
+    "load_entry_points",
+    "policy",
+    "register",
+    "registry",
+    "suppress",
+    "uninstall",
+    "unregister",
+    "wrap_executor",
+)
+
+
+def __getattr__(name: str) -> object:
+    # What needs wrapt waits until it is asked for: wrapt takes 100 ms to import.
+    if name == "wrap_executor":
+        from ctxcarry.boundaries.wrapped import wrap_executor  # noqa: PLC0415
+
+        return wrap_executor
+    msg = f"module 'ctxcarry' has no attribute {name!r}"
+    raise AttributeError(msg)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,93 @@
+"""The carrier contract: how ONE ambient context is read, applied and undone."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final, Protocol, runtime_checkable
+
+__all__ = ("MISSING", "UNCHANGED", "Carrier", "CarrierBase", "Marker", "shorten")
+
+_DESCRIPTION_LIMIT = 80
+
+
+class Marker:
+    """A named singleton that survives copying and pickling as itself."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def __reduce__(self) -> str:
+        return self._name
+
+
+MISSING: Final = Marker("MISSING")
+"""The state of a context that is not set. Not ``None``, which is a value like any other."""
+
+UNCHANGED: Final = Marker("UNCHANGED")
+"""What `Carrier.apply` returns when the context already was as asked: there is nothing to undo."""
+
+
+@runtime_checkable
+class Carrier(Protocol):
+    """
+    Read, apply and undo one ambient context.
+
+    A carrier is shared by every thread, so it holds no state of its own. Any
+    object with these members will do; nothing needs to be inherited.
+
+    It may also have:
+
+    - ``default``: the captured state that means "not set" (`MISSING` unless given);
+    - ``describe(state) -> str``: one short line for a person to read;
+    - ``process_wide = True``: every thread already sees this context, so that
+      thread boundaries leave it alone;
+    - ``variables() -> iterable of ContextVar``: the context lives in these
+      variables only, so that carrying ``contextvars`` carries it too.
+    """
+
+    name: str
+
+    def capture(self) -> object:
+        """
+        Return the state on this thread, or `MISSING`.
+
+        Must not change anything, and must copy what its owner changes in place.
+        """
+
+    def apply(self, state: object) -> object:
+        """
+        Make `state` current on this thread, or unset the context for `MISSING`.
+
+        Returns:
+            A token for `undo`, or `UNCHANGED` when there is nothing to undo.
+        """
+
+    def undo(self, token: object) -> None:
+        """Bring back what was current before the `apply` that returned `token`."""
+
+
+class CarrierBase:
+    """What the carriers of this package have in common: a default and a description."""
+
+    name: str = ""
+    default: ClassVar[object] = MISSING
+    process_wide: ClassVar[bool] = False
+
+    def describe(self, state: object) -> str:
+        """Return one short line about `state`."""
+        return "not set" if state is MISSING else shorten(state)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+
+def shorten(value: object) -> str:
+    """Return ``repr(value)`` on one line of at most 80 characters."""
+    text = " ".join(repr(value).split())
+    if len(text) <= _DESCRIPTION_LIMIT:
+        return text
+    return text[: _DESCRIPTION_LIMIT - 1] + "…"

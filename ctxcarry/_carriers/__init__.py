@@ -1,0 +1,1 @@
+"""The catalog: one file per framework, each loaded when its framework is."""

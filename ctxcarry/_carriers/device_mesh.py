@@ -1,0 +1,68 @@
+"""The ``with device_mesh:`` stack of torch. The only file that touches ``_mesh_resources``."""
+
+from __future__ import annotations
+
+import threading
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ctxcarry._carrier import MISSING, CarrierBase
+from ctxcarry._carriers.thread_local import thread_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ctxcarry._carrier import Carrier
+
+__all__ = ("DeviceMeshCarrier", "carriers", "unavailable")
+
+_MODULE, _LOCAL, _FIELD = "torch.distributed.device_mesh", "_mesh_resources", "mesh_stack"
+
+
+def carriers() -> Iterator[tuple[Carrier, tuple[str, ...]]]:
+    """Yield the carrier, where torch has what it needs."""
+    if not unavailable():
+        yield DeviceMeshCarrier(getattr(import_module(_MODULE), _LOCAL)), ()
+
+
+def unavailable() -> dict[str, str]:
+    """Return why the stack cannot be carried, if it cannot."""
+    local = getattr(import_module(_MODULE), _LOCAL, None)
+    if isinstance(local, threading.local) and isinstance(getattr(local, _FIELD, None), list):
+        return {}
+    return {
+        DeviceMeshCarrier.name: f"{_MODULE}.{_LOCAL} is no threading.local with a list {_FIELD!r} "
+        "in this torch, or torch.distributed is not built in"
+    }
+
+
+class DeviceMeshCarrier(CarrierBase):
+    """The stack that ``with device_mesh:`` pushes to (pytorch#159014)."""
+
+    name = "torch.device_mesh"
+
+    def __init__(self, local: Any) -> None:  # noqa: ANN401 - private class of torch
+        self._local = local
+
+    def capture(self) -> object:
+        """Return the meshes from the outermost in, or `MISSING` outside of any."""
+        stack = self._local.mesh_stack
+        return tuple(stack) if stack else MISSING
+
+    def apply(self, state: object) -> object:
+        """Give this thread a stack of its own with these meshes; return the former."""
+        fields = thread_fields(self._local)
+        before = self._local.mesh_stack
+        fields[_FIELD] = list(state) if isinstance(state, tuple) else []
+        return before
+
+    def undo(self, token: object) -> None:
+        """Put the former stack back."""
+        self._local.mesh_stack = token
+
+    def describe(self, state: object) -> str:
+        """Name the dimensions of the innermost mesh."""
+        if not isinstance(state, tuple):
+            return "not set"
+        mesh = state[-1]
+        return f"{mesh.mesh_dim_names or 'unnamed'} of shape {tuple(mesh.shape)}, depth {len(state)}"

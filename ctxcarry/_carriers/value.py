@@ -1,0 +1,68 @@
+"""Carry anything that has a getter and a setter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ctxcarry._carrier import MISSING, UNCHANGED, CarrierBase
+from ctxcarry._plan import same_state
+from ctxcarry.errors import CarrierError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ("ValueCarrier",)
+
+
+class ValueCarrier(CarrierBase):
+    """
+    Carry a thread's value through a pair of functions.
+
+    For a setting of the whole process (attention backends, the default dtype),
+    which every thread sees anyway, this races between threads: carry such a
+    value into recompute only.
+
+    Args:
+        name: Name of the carrier.
+        get: Called without arguments; returns the value, or `MISSING`.
+        set: Called with a value, and with `default` to unset it.
+        default: The value that means "not set".
+    """
+
+    def __init__(
+        self,
+        name: str,
+        get: Callable[[], Any],
+        set: Callable[[Any], object],  # noqa: A002 - the field's word for it
+        default: object = MISSING,
+    ) -> None:
+        for what, function in (("get", get), ("set", set)):
+            if not callable(function):
+                msg = f"ValueCarrier({name!r}): {what} must be callable, not {function!r}"
+                raise TypeError(msg)
+        self.name = name
+        self.capture = get
+        self.default = default  # type: ignore[misc] - each value has its own
+        self._set = set
+
+    def apply(self, state: object) -> object:
+        """Set the value and return the former one."""
+        wanted = self.default if state is MISSING else state
+        before = self.capture()
+        if same_state(before, wanted):
+            return UNCHANGED
+        self._put(wanted, "apply")
+        return before
+
+    def undo(self, token: object) -> None:
+        """Set the former value."""
+        self._put(token, "undo")
+
+    def _put(self, value: object, stage: str) -> None:
+        if value is MISSING:
+            reason = (
+                "the value was not set and no default was given, so it cannot be unset: pass "
+                f"ValueCarrier({self.name!r}, get, set, default=...)"
+            )
+            raise CarrierError(self.name, stage, reason)
+        self._set(value)

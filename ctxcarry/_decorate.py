@@ -1,0 +1,83 @@
+"""`@carry_context`: mark a callable so that boundaries hand it over with a snapshot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from ctxcarry._policy import REMAINING, Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    F = TypeVar("F", bound=Callable[..., Any])
+
+__all__ = ("carry_context",)
+
+
+@overload
+def carry_context(target: F, /) -> F: ...
+@overload
+def carry_context(
+    *, only: str | Iterable[str] | None = None, exclude: str | Iterable[str] | None = None
+) -> Callable[[F], F]: ...
+def carry_context(
+    target: Any = None,
+    /,
+    *,
+    only: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+) -> Any:
+    """
+    Carry the context of whoever hands the work over.
+
+    On a function or method, the snapshot is taken when it is handed to a
+    boundary (``ThreadPoolExecutor.submit`` and ``map``); a plain call just
+    calls, and ``fn.bind()`` binds it to the context of this moment. On a
+    coroutine, generator or async generator function, it is taken at the call
+    and is active at each step. On a class, the context is noted after
+    ``__init__`` and stands in, around each method, for what the caller has not
+    set.
+
+    Args:
+        target: What is decorated.
+        only: Names of the contexts to carry.
+        exclude: Names of contexts not to carry.
+
+    Raises:
+        TypeError: If `target` cannot be called.
+        ValueError: If both `only` and `exclude` are given.
+    """
+    if only is not None and exclude is not None:
+        msg = "carry_context takes only= or exclude=, not both"
+        raise ValueError(msg)
+    policy = None
+    if only is not None:
+        policy = Policy(propagate=only, unchanged=REMAINING)
+    elif exclude is not None:
+        policy = Policy(unchanged=exclude)
+    if target is None:
+        return lambda decorated: _decorated(decorated, policy)
+    return _decorated(target, policy)
+
+
+def _decorated(target: Any, policy: Policy | None) -> Any:  # noqa: ANN401 - the same kind of thing
+    from ctxcarry._default import registry  # noqa: PLC0415
+
+    registry.plan(policy)  # an unknown name is an error here, not at each hand-over
+    if isinstance(target, type):
+        from ctxcarry._decorate_class import carry_class  # noqa: PLC0415
+
+        return carry_class(target, policy)
+    if isinstance(target, (staticmethod, classmethod)):
+        return type(target)(_decorated(target.__func__, policy))
+    if not callable(target):
+        msg = f"@carry_context decorates a function, method or class, not {target!r}"
+        raise TypeError(msg)
+    # Imported here: wrapt takes longer to import than all of ctxcarry.
+    from ctxcarry._proxy import CarriedFunction, carried  # noqa: PLC0415
+    from ctxcarry.boundaries._install import serve_decorated  # noqa: PLC0415
+
+    if isinstance(target, CarriedFunction):
+        return target if policy is None else carried(target.__wrapped__, policy)
+    serve_decorated()
+    return carried(target, policy)

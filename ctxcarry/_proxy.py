@@ -1,0 +1,95 @@
+"""Proxies made with wrapt, for what must still look like the function it stands for."""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import wrapt
+
+from ctxcarry._capture import capture_with
+from ctxcarry._default import registry
+from ctxcarry._step import made_by
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ctxcarry._policy import Policy
+    from ctxcarry._snapshot import Snapshot
+
+__all__ = ("BoundFunction", "CarriedFunction", "SteppedFunction", "SteppedMethod", "carried")
+
+
+class BoundFunction(wrapt.CallableObjectProxy):  # type: ignore[misc] - wrapt has no types
+    """A coroutine or generator function that runs under one snapshot."""
+
+    def __init__(self, snapshot: Snapshot, fn: Callable[..., Any]) -> None:
+        super().__init__(fn)
+        self._self_snapshot = snapshot
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
+        return self._self_snapshot.run(self.__wrapped__, *args, **kwargs)
+
+
+class CarriedFunction(wrapt.CallableObjectProxy):  # type: ignore[misc]
+    """A function that boundaries hand over with a snapshot; a plain call just calls it."""
+
+    def __init__(self, fn: Callable[..., Any], policy: Policy | None) -> None:
+        super().__init__(fn)
+        self._self_policy = policy
+
+    def bind(self) -> Callable[..., Any]:
+        """Return the function bound to a snapshot taken now."""
+        fn: Callable[..., Any] = self._self_capture().wrap(self.__wrapped__)
+        return fn
+
+    def _self_capture(self) -> Snapshot:
+        return capture_with(registry.plan(self._self_policy))
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:  # noqa: ANN401
+        bound = self.__wrapped__.__get__(instance, owner)
+        return self if bound is self.__wrapped__ else type(self)(bound, self._self_policy)
+
+    def __reduce_ex__(self, protocol: int) -> Any:  # noqa: ANN401 - as pickle asks
+        instance = getattr(self.__wrapped__, "__self__", None)
+        if instance is not None:
+            return getattr, (instance, self.__wrapped__.__name__)
+        # By name, as functions are: what is found there is this proxy.
+        return self.__wrapped__.__qualname__
+
+
+class SteppedFunction(CarriedFunction):
+    """A coroutine or generator function: captured at the call, active at each step."""
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
+        return self._self_capture().run(self.__wrapped__, *args, **kwargs)
+
+
+class SteppedMethod(wrapt.CallableObjectProxy):  # type: ignore[misc]
+    """A coroutine or generator method of a class under `ctxcarry.carry_context`."""
+
+    def __init__(
+        self,
+        method: Callable[..., Any],
+        policy: Policy | None,
+        base_of: Callable[[object], Snapshot | None],
+    ) -> None:
+        super().__init__(method)
+        self._self_policy = policy
+        self._self_base_of = base_of
+
+    def __call__(self, instance: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Call the method on `instance`; its steps see the caller's contexts, then the base's."""
+        snapshot = capture_with(registry.plan(self._self_policy))
+        base = self._self_base_of(instance)
+        if base is not None:
+            snapshot = snapshot.over(base)
+        return snapshot.run(self.__wrapped__, instance, *args, **kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:  # noqa: ANN401
+        return self if instance is None else MethodType(self, instance)
+
+
+def carried(fn: Callable[..., Any], policy: Policy | None) -> CarriedFunction:
+    """Return `fn` as `ctxcarry.carry_context` decorates it."""
+    return (SteppedFunction if made_by(fn) else CarriedFunction)(fn, policy)

@@ -1,0 +1,205 @@
+"""Register: the ordered set of carriers, and the plans made from it."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from ctxcarry._capture import capture_with
+from ctxcarry._carrier import Carrier
+from ctxcarry._plan import Plan
+from ctxcarry._policy import REMAINING, Policy, ambient_policy
+from ctxcarry.errors import CarrierError, DuplicateCarrierError, UnknownCarrierError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import TypeVar
+
+    from ctxcarry._snapshot import Snapshot
+
+    C = TypeVar("C", bound=Carrier)
+
+__all__ = ("Registry",)
+
+_PROPAGATE_ALL = Policy()
+_PLANS_KEPT = 64
+
+
+class Registry:
+    """
+    An ordered set of carriers.
+
+    `ctxcarry.registry` is the default one, which the boundaries use unless they
+    are given another. Safe to use from several threads.
+
+    Args:
+        known: Names that policies may mention although no carrier has them yet,
+            such as those of frameworks that are not imported.
+    """
+
+    def __init__(self, *, known: Iterable[str] = ()) -> None:
+        self._lock = threading.RLock()
+        self._carriers: dict[str, Carrier] = {}
+        self._after: dict[str, tuple[str, ...]] = {}
+        self._known = frozenset(known)
+        self._unavailable: dict[str, str] = {}
+        self._plans: dict[Policy, Plan] = {}
+        self._default = Plan((), _PROPAGATE_ALL)
+
+    def register(self, carrier: C, *, after: Iterable[str] = ()) -> C:
+        """
+        Add `carrier`; snapshots taken from now on include it.
+
+        Args:
+            carrier: An object as `Carrier` describes it.
+            after: Names of carriers that are applied before this one. They need
+                not be registered yet.
+
+        Returns:
+            The carrier.
+
+        Raises:
+            TypeError: If `carrier` lacks a method or a name.
+            DuplicateCarrierError: If the name is taken.
+            ValueError: If `after` makes a circle.
+        """
+        if isinstance(carrier, type) or not isinstance(carrier, Carrier):
+            needed = [n for n in ("name", "capture", "apply", "undo") if not hasattr(carrier, n)]
+            lack = f"it lacks {', '.join(needed)}" if needed else "pass an instance, not the class"
+            msg = f"a carrier needs a name, capture(), apply(state) and undo(token): {carrier!r}: {lack}"
+            raise TypeError(msg)
+        if not isinstance(carrier.name, str) or not carrier.name or carrier.name == REMAINING:
+            msg = f"the name of a carrier is a non-empty string other than '*', not {carrier.name!r}"
+            raise TypeError(msg)
+        if isinstance(after, str):
+            after = (after,)
+        with self._lock:
+            taken = self._carriers.get(carrier.name)
+            if taken is not None:
+                msg = (
+                    f"the name {carrier.name!r} is taken by {taken!r}, so {carrier!r} was not "
+                    "registered. Give it another name, or unregister the first with "
+                    f"ctxcarry.unregister({carrier.name!r})"
+                )
+                raise DuplicateCarrierError(msg)
+            carriers = {**self._carriers, carrier.name: carrier}
+            self._replace(carriers, {**self._after, carrier.name: tuple(after)})
+            self._unavailable.pop(carrier.name, None)
+        return carrier
+
+    def unregister(self, name: str) -> None:
+        """
+        Remove the carrier called `name`. Snapshots already taken keep it.
+
+        Raises:
+            UnknownCarrierError: If there is none.
+        """
+        with self._lock:
+            if name not in self._carriers:
+                raise UnknownCarrierError.of(name, list(self._carriers))
+            carriers = {n: c for n, c in self._carriers.items() if n != name}
+            self._replace(carriers, {n: a for n, a in self._after.items() if n != name})
+
+    def carriers(self) -> tuple[Carrier, ...]:
+        """Return the carriers in the order in which they are applied."""
+        return tuple(self._carriers.values())
+
+    def capture(
+        self, *, only: str | Iterable[str] | None = None, exclude: str | Iterable[str] | None = None
+    ) -> Snapshot:
+        """
+        Take a snapshot of this thread now.
+
+        Args:
+            only: Names to carry; everything else is left unchanged where the
+                snapshot is used.
+            exclude: Names not to carry.
+
+        Raises:
+            UnknownCarrierError: If a name is unknown.
+            CarrierError: If a carrier cannot capture; nothing else happened.
+        """
+        if only is None and exclude is None:
+            return capture_with(self.plan())
+        if only is not None and exclude is not None:
+            msg = "capture() takes only= or exclude=, not both: the names in only= are all it carries"
+            raise ValueError(msg)
+        if only is not None:
+            names = (only,) if isinstance(only, str) else tuple(only)
+            self._require_available(names)
+            return capture_with(self.plan(Policy(propagate=names, unchanged=REMAINING)))
+        return capture_with(self.plan(Policy(unchanged=exclude or ())))
+
+    def plan(self, policy: Policy | None = None) -> Plan:
+        """
+        Return the plan for `policy` within the policies entered here.
+
+        Raises:
+            UnknownCarrierError: If the policy names a carrier that is unknown.
+        """
+        scope = ambient_policy.get()
+        if scope is not None:
+            policy = scope.policy if policy is None else policy.within(scope.policy)
+        if policy is None:
+            return self._default
+        plan = self._plans.get(policy)
+        return plan if plan is not None else self._make_plan(policy)
+
+    def unavailable(self) -> dict[str, str]:
+        """Return the known contexts that cannot be carried here, each with the reason."""
+        return dict(self._unavailable)
+
+    def mark_unavailable(self, name: str, reason: str) -> None:
+        """Note that the context `name` exists here but cannot be carried, and why."""
+        with self._lock:
+            self._unavailable[name] = reason
+
+    def _make_plan(self, policy: Policy) -> Plan:
+        with self._lock:
+            for name in sorted(policy.names):
+                if name not in self._carriers and name not in self._known:
+                    raise UnknownCarrierError.of(name, sorted({*self._carriers, *self._known}))
+            plan = Plan(self._in_thread(), policy)
+            if len(self._plans) >= _PLANS_KEPT:
+                self._plans.clear()
+            self._plans[policy] = plan
+        return plan
+
+    def _require_available(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name in self._unavailable and name not in self._carriers:
+                raise CarrierError(name, "capture", self._unavailable[name])
+
+    def _in_thread(self) -> list[Carrier]:
+        return [c for c in self._carriers.values() if not getattr(c, "process_wide", False)]
+
+    def _replace(self, carriers: dict[str, Carrier], after: dict[str, tuple[str, ...]]) -> None:
+        self._carriers = _ordered(carriers, after)
+        self._after = after
+        self._plans = {}
+        self._default = Plan(self._in_thread(), _PROPAGATE_ALL)
+
+
+def _ordered(
+    carriers: dict[str, Carrier], after: dict[str, tuple[str, ...]]
+) -> dict[str, Carrier]:
+    """Return `carriers` so that each comes after those it asks for, else as registered."""
+    ordered: dict[str, Carrier] = {}
+    on_the_way: list[str] = []
+
+    def place(name: str) -> None:
+        if name in ordered or name not in carriers:
+            return
+        if name in on_the_way:
+            circle = " → ".join([*on_the_way[on_the_way.index(name) :], name])
+            msg = f"these carriers ask to be applied after one another: {circle}"
+            raise ValueError(msg)
+        on_the_way.append(name)
+        for earlier in after.get(name, ()):
+            place(earlier)
+        on_the_way.pop()
+        ordered[name] = carriers[name]
+
+    for name in carriers:
+        place(name)
+    return ordered

@@ -1,0 +1,160 @@
+"""Snapshot: an immutable picture of all carried contexts at one moment."""
+
+from __future__ import annotations
+
+from contextvars import Context, copy_context
+from typing import TYPE_CHECKING, Any
+
+from ctxcarry._active import Active
+from ctxcarry._activate import call_under
+from ctxcarry._bind import bound
+from ctxcarry._carrier import MISSING
+from ctxcarry._contexts import filled, overlaid
+from ctxcarry._explain import explain
+from ctxcarry._plan import is_set
+from ctxcarry._policy import CLEAR, PROPAGATE
+from ctxcarry._step import STEPPED, made_by, stepped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextvars import ContextVar
+    from typing import ParamSpec, TypeVar
+
+    from ctxcarry._plan import Plan
+
+    P = ParamSpec("P")
+    T = TypeVar("T")
+
+__all__ = ("Snapshot",)
+
+Edits = "tuple[tuple[ContextVar[Any], object], ...]"
+
+
+class Snapshot:
+    """
+    All carried contexts as they were at one moment, on one thread.
+
+    Immutable; one snapshot may be used by several threads at once. Made by
+    `ctxcarry.capture`.
+    """
+
+    __slots__ = ("__weakref__", "_context", "_edits", "_origin", "_plan", "_states")
+
+    def __init__(
+        self,
+        plan: Plan,
+        context: Context | None,
+        states: tuple[object, ...],
+        edits: Edits = (),  # type: ignore[valid-type]
+        origin: str | None = None,
+    ) -> None:
+        self._plan = plan
+        self._context = context
+        self._states = states
+        self._edits = edits
+        self._origin = origin
+
+    def run(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """
+        Call ``fn(*args, **kwargs)`` with this snapshot active, then undo it.
+
+        ContextVars that `fn` sets are its own, as in ``Context.run``. When `fn`
+        is a coroutine, generator or async generator function, its body runs
+        under the snapshot at each step.
+
+        Returns:
+            What `fn` returns.
+
+        Raises:
+            CarrierError: If a context cannot be applied; `fn` is not called.
+            ExceptionGroup: If `fn` returned and a context cannot be undone.
+        """
+        plan = self._plan
+        try:
+            if plan.in_context:
+                context = self._context_to_enter()
+                result = context.run(call_under, plan, self._states, fn, args, kwargs)
+            else:
+                result = call_under(plan, self._states, fn, args, kwargs)
+            if type(result) in STEPPED and made_by(fn):
+                result = stepped(self, result)
+        except BaseException:
+            context = None
+            del self, plan  # see call_under
+            raise
+        return result
+
+    def active(self) -> Active:
+        """
+        Return a context manager that makes this snapshot active in its block.
+
+        It can be entered again, nested, and in several threads at once. Inside a
+        block, ContextVars are set one by one: a variable that has no default, is
+        set here and was not set in the snapshot keeps its value (`run` and
+        `wrap` unset it). Do not ``await`` or ``yield`` inside the block; use
+        `run`, `wrap` or `ctxcarry.carry_context` for that.
+
+        Raises:
+            LeakError: On leaving, if the block was entered in another thread or
+                Context.
+        """
+        return Active(self)
+
+    def wrap(self, fn: Callable[P, T]) -> Callable[P, T]:
+        """
+        Return `fn` bound to this snapshot: each call is ``self.run(fn, ...)``.
+
+        Returns `fn` itself when there is nothing to carry.
+        """
+        return fn if self._plan.empty else bound(self, fn)
+
+    def over(self, base: Snapshot) -> Snapshot:
+        """
+        Return this snapshot with the contexts of `base` where this one has none.
+
+        Args:
+            base: A snapshot of the same registry, such as what a worker's
+                initializer set.
+        """
+        by_name = {
+            step.name: state
+            for step, state in zip(base._plan.steps, base._states)
+            if is_set(step.carrier, state)
+        }
+        states = tuple(
+            by_name.get(step.name, state) if not is_set(step.carrier, state) else state
+            for step, state in zip(self._plan.steps, self._states)
+        )
+        context = self._context
+        if context is not None and base._context is not None:
+            context = filled(context, base._context)
+        return Snapshot(self._plan, context, states, self._edits, self._origin)
+
+    def explain(self) -> str:
+        """Return, a line for each carrier, what was captured, skipped or not set, and where."""
+        return explain(self)
+
+    def __repr__(self) -> str:
+        return f"<Snapshot of {', '.join(self._set_names()) or 'nothing'}>"
+
+    def _set_names(self) -> list[str]:
+        names = [s.name for s, state in zip(self._plan.steps, self._states) if is_set(s.carrier, state)]
+        if self._plan.contexts == PROPAGATE and self._context:
+            names.insert(0, "contextvars")
+        return names
+
+    def _context_to_enter(self) -> Context:
+        """Return a Context that nobody else has entered, as the plan asks for it."""
+        if self._context is not None:
+            context = self._context.copy()
+        elif self._plan.contexts == CLEAR:
+            context = Context()
+        else:
+            context = copy_context()
+        return overlaid(context, self._edits) if self._edits else context
+
+    def _value_of(self, variable: ContextVar[Any]) -> object:
+        for edited, value in self._edits:
+            if edited is variable:
+                return value
+        return MISSING if self._context is None else self._context.get(variable, MISSING)

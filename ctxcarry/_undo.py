@@ -1,0 +1,72 @@
+"""Undo: bring back what was, in reverse order, all of it, without hiding the user's exception."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+from ctxcarry.errors import CarrierError
+
+if TYPE_CHECKING:
+    from ctxcarry._plan import Step
+
+__all__ = ("failed", "undo_all")
+
+_log = logging.getLogger("ctxcarry")
+
+
+def undo_all(applied: list[tuple[Step, object]], error: BaseException | None = None) -> None:
+    """
+    Undo what was applied, the last first; a failure does not stop the others.
+
+    Args:
+        applied: Pairs of a step and the token that its apply returned. Emptied.
+        error: The exception that is on its way out, if there is one.
+
+    Raises:
+        ExceptionGroup: Of one `CarrierError` for each carrier that failed. When
+            `error` is given it is not raised: `error` stays what the caller
+            sees, and gets a note about each failure.
+    """
+    failures: list[CarrierError] = []
+    interrupt: BaseException | None = None
+    while applied:
+        step, token = applied.pop()
+        try:
+            step.undo(token)
+        except Exception as cause:  # noqa: BLE001 - collected below; the other undos must run
+            failures.append(failed(step, "undo", cause))
+        except BaseException as cause:  # noqa: BLE001 - raised below; the other undos must run
+            interrupt = cause
+    if failures:
+        _report(failures, error)
+    if interrupt is not None and error is None:
+        raise interrupt
+
+
+def failed(step: Step, stage: str, cause: BaseException) -> CarrierError:
+    """Return the `CarrierError` that names `step` and is caused by `cause`."""
+    error = CarrierError(step.name, stage, f"{type(cause).__name__}: {cause}")
+    error.__cause__ = cause
+    return error
+
+
+def _report(failures: list[CarrierError], error: BaseException | None) -> None:
+    if error is None:
+        if sys.version_info < (3, 11):
+            # Imported only here: the backport changes how tracebacks are printed.
+            from exceptiongroup import ExceptionGroup  # noqa: PLC0415
+        names = ", ".join(repr(failure.carrier) for failure in failures)
+        msg = (
+            f"the work finished, but {names} could not be undone, so that this thread may keep "
+            "what the work was given"
+        )
+        raise ExceptionGroup(msg, failures)
+    for failure in failures:
+        note = f"ctxcarry, while this exception was on its way: {failure}"
+        _log.error(note, exc_info=failure)
+        if sys.version_info >= (3, 11):
+            error.add_note(note)
+        else:
+            error.__notes__ = [*getattr(error, "__notes__", ()), note]

@@ -1,0 +1,1 @@
+"""The places where work moves, one file each."""

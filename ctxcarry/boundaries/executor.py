@@ -1,0 +1,191 @@
+"""Thread pools that carry: `ctxcarry.executor()`."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import Context
+from typing import TYPE_CHECKING, Any
+
+from ctxcarry._bind import Bound
+from ctxcarry._capture import capture_with
+from ctxcarry._default import registry as default_registry
+from ctxcarry._policy import Policy
+from ctxcarry.boundaries._handed import Handed, WatchedHanded, release_when_done
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import ParamSpec, TypeVar
+
+    from ctxcarry._registry import Registry
+
+    P = ParamSpec("P")
+    T = TypeVar("T")
+
+__all__ = ("CarryExecutor", "executor")
+
+
+def executor(
+    max_workers: int | None = None,
+    *,
+    kind: str = "thread",
+    policy: Policy | None = None,
+    registry: Registry | None = None,
+    check_leaks: bool = False,
+    bind_callbacks: bool = False,
+    merge_back: bool = False,
+    **kwargs: Any,  # noqa: ANN401 - as ThreadPoolExecutor takes them
+) -> CarryExecutor:
+    """
+    Return a thread pool whose tasks run in the context of whoever submitted them.
+
+    A drop-in for `concurrent.futures.ThreadPoolExecutor`. Each `submit`, and
+    each `map` as a whole, takes a snapshot; the worker is as before once the
+    task has run.
+
+    Args:
+        max_workers: As for ``ThreadPoolExecutor``.
+        kind: ``"thread"``.
+        policy: What to propagate, clear or leave unchanged, within the policies
+            in force at each `submit`.
+        registry: Carriers to use instead of `ctxcarry.registry`.
+        check_leaks: Fail a task with `LeakError` if it leaves its thread changed.
+        bind_callbacks: Run callbacks given to ``Future.add_done_callback`` in the
+            context of the thread that gave them.
+        merge_back: Note the ContextVars that each task sets, for
+            `CarryExecutor.merge_back`.
+        **kwargs: As for ``ThreadPoolExecutor``. What an ``initializer`` sets in a
+            worker is there for a task whose submitter had nothing set.
+
+    Raises:
+        ValueError: If `kind` is unknown.
+        TypeError: If `policy` is no policy.
+    """
+    if kind != "thread":
+        msg = f"executor(kind={kind!r}) is unknown. Available: 'thread'"
+        raise ValueError(msg)
+    return CarryExecutor(
+        max_workers,
+        policy=policy,
+        registry=registry,
+        check_leaks=check_leaks,
+        bind_callbacks=bind_callbacks,
+        merge_back=merge_back,
+        **kwargs,
+    )
+
+
+class CarryExecutor(ThreadPoolExecutor):
+    """The pool that `executor` returns; its arguments are described there."""
+
+    def __init__(
+        self,
+        max_workers: int | None = None,
+        *args: Any,  # noqa: ANN401 - as ThreadPoolExecutor takes them
+        policy: Policy | None = None,
+        registry: Registry | None = None,
+        check_leaks: bool = False,
+        bind_callbacks: bool = False,
+        merge_back: bool = False,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        if policy is not None and not isinstance(policy, Policy):
+            msg = f"policy= takes what ctxcarry.policy(...) returns, not {policy!r}"
+            raise TypeError(msg)
+        super().__init__(max_workers, *args, **kwargs)
+        self._policy = policy
+        self._registry = default_registry if registry is None else registry
+        self._registry.plan(policy)  # a name that is unknown is an error here, not at each submit
+        self._worker = threading.local()
+        self._check_leaks = check_leaks
+        self._bind_callbacks = bind_callbacks
+        self._merged = weakref.WeakKeyDictionary[Future[Any], WatchedHanded]() if merge_back else None
+        self._watched = check_leaks or merge_back or self._initializer is not None
+        if self._initializer is not None:
+            # Not a bound method: a worker must not keep its executor alive.
+            self._initargs = (self._registry, self._worker, self._initializer, self._initargs)
+            self._initializer = _initialize
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Schedule ``fn(*args, **kwargs)`` in the context of this moment; see ``Executor.submit``."""
+        if type(fn) is Bound:  # brings its snapshot along, as the function of `map` does
+            snapshot, fn = fn._snapshot, fn.__wrapped__
+        else:
+            plan = self._registry.plan(self._policy)
+            if plan.empty and not self._watched:
+                return super().submit(fn, *args, **kwargs)
+            snapshot = capture_with(plan)
+        handed = (WatchedHanded if self._watched else Handed)(snapshot, fn, args, kwargs)
+        if self._watched:
+            self._watch(handed)
+        if _THREADS_INHERIT:
+            # Else a worker's own context would for ever be the first submitter's.
+            future = Context().run(super().submit, handed.run)
+        else:
+            future = super().submit(handed.run)
+        release_when_done(future, handed)
+        if self._bind_callbacks:
+            future.__class__ = _BoundCallbacks
+        if self._merged is not None:
+            self._merged[future] = handed
+        return future
+
+    def map(
+        self, fn: Callable[..., T], *iterables: Iterable[Any], **kwargs: Any  # noqa: ANN401
+    ) -> Iterator[T]:
+        """Map `fn` over `iterables` in the context of this moment; see ``Executor.map``."""
+        snapshot = capture_with(self._registry.plan(self._policy))
+        return super().map(Bound(snapshot, fn), *iterables, **kwargs)
+
+    def merge_back(self, future: Future[T]) -> T:
+        """
+        Wait for `future`, set here the ContextVars that its task set, return its result.
+
+        Raises:
+            ValueError: If `future` is not one of this executor, or the executor
+                was made without ``merge_back=True``.
+        """
+        handed = None if self._merged is None else self._merged.get(future)
+        if handed is None:
+            why = "is not of this executor" if self._merged is not None else "was not watched"
+            msg = f"{future!r} {why}: submit it to an executor made with merge_back=True"
+            raise ValueError(msg)
+        result = future.result()
+        for variable, value in (handed.changes or {}).items():
+            variable.set(value)
+        return result
+
+    def _watch(self, handed: WatchedHanded) -> None:
+        handed.worker = self._worker
+        handed.check_leaks = self._check_leaks
+        handed.changes = {} if self._merged is not None else None
+
+    def _adjust_thread_count(self) -> None:
+        # A full pool starts no thread, so it need not ask, under a lock, whether
+        # one is idle. Private, and not needed: without it submit is only slower.
+        if len(self._threads) < self._max_workers:
+            super()._adjust_thread_count()
+
+
+class _BoundCallbacks(Future[Any]):
+    """A future whose callbacks run in the context of whoever added them."""
+
+    def add_done_callback(self, fn: Callable[[Future[Any]], object], /) -> None:
+        super().add_done_callback(default_registry.capture().wrap(fn))
+
+
+def _initialize(
+    registry: Registry,
+    worker: threading.local,
+    initializer: Callable[..., object],
+    initargs: tuple[Any, ...],
+) -> None:
+    """Run the user's initializer and note what it set, which is this worker's base."""
+    initializer(*initargs)
+    worker.base = registry.capture()
+
+
+# Since Python 3.14 a thread may start in a copy of the context of whoever started it.
+_THREADS_INHERIT = bool(getattr(sys.flags, "thread_inherit_context", 0))

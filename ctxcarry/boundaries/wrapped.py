@@ -1,0 +1,90 @@
+"""`ctxcarry.wrap_executor(pool)`: a pool that exists already, made to carry."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import wrapt
+
+from ctxcarry._bind import Bound
+from ctxcarry._capture import capture_with
+from ctxcarry._default import registry as default_registry
+from ctxcarry.boundaries.executor import CarryExecutor
+from ctxcarry.boundaries.submit import hand_over, snapshot_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from concurrent.futures import Future
+
+    from ctxcarry._policy import Policy
+    from ctxcarry._registry import Registry
+    from ctxcarry._snapshot import Snapshot
+
+__all__ = ("WrappedExecutor", "wrap_executor")
+
+E = TypeVar("E", bound=Executor)
+
+
+class WrappedExecutor(wrapt.ObjectProxy):  # type: ignore[misc] - wrapt has no types
+    """A pool that hands each call over with a snapshot; all else is the pool's own."""
+
+    def __init__(self, pool: Executor, registry: Registry, policy: Policy | None) -> None:
+        super().__init__(pool)
+        self._self_registry = registry
+        self._self_policy = policy
+
+    def submit(
+        self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any  # noqa: ANN401 - as Executor.submit
+    ) -> Future[Any]:
+        """Schedule ``fn(*args, **kwargs)`` in the context of this moment."""
+        snapshot = self._self_snapshot(fn)
+        if snapshot is None:
+            return self.__wrapped__.submit(fn, *args, **kwargs)
+        return hand_over(self.__wrapped__.submit, snapshot, fn, args, kwargs)
+
+    def map(
+        self, fn: Callable[..., Any], *iterables: Iterable[Any], **kwargs: Any  # noqa: ANN401
+    ) -> Iterator[Any]:
+        """Map `fn` over `iterables` in the context of this moment."""
+        snapshot = self._self_snapshot(fn)
+        if snapshot is not None and type(fn) is not Bound:
+            fn = Bound(snapshot, fn)
+        # The pool's own `map` calls the pool's own `submit`, so the callable brings the snapshot.
+        return self.__wrapped__.map(fn, *iterables, **kwargs)
+
+    def __enter__(self) -> WrappedExecutor:
+        self.__wrapped__.__enter__()
+        return self
+
+    def _self_snapshot(self, fn: Callable[..., Any]) -> Snapshot | None:
+        given = snapshot_for(fn)
+        if given is not None:
+            return given
+        plan = self._self_registry.plan(self._self_policy)
+        return None if plan.empty else capture_with(plan)
+
+
+def wrap_executor(
+    pool: E, *, policy: Policy | None = None, registry: Registry | None = None
+) -> E:
+    """
+    Return `pool` so that each `submit` and `map` carries; the pool itself is not changed.
+
+    The result is still an instance of the pool's class, so that it can be given
+    to whatever asks for one. A pool that carries already is returned as it is.
+
+    Args:
+        pool: An executor that runs its work in threads of this process.
+        policy: What to propagate, clear or leave unchanged.
+        registry: Carriers to use instead of `ctxcarry.registry`.
+
+    Raises:
+        TypeError: If `pool` is no executor, or runs its work in other processes.
+    """
+    if isinstance(pool, CarryExecutor) or type(pool) is WrappedExecutor:
+        return pool
+    if not callable(getattr(pool, "submit", None)):
+        msg = f"wrap_executor takes a concurrent.futures.Executor, not {pool!r}"
+        raise TypeError(msg)
+    return WrappedExecutor(pool, default_registry if registry is None else registry, policy)
