@@ -16,8 +16,8 @@ from ctxcarry.errors import CarrierError, LeakError
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ctxcarry._plan import Step
     from ctxcarry._snapshot import Snapshot
+    from ctxcarry._undo import Undo
 
 __all__ = ("Active",)
 
@@ -34,7 +34,7 @@ class Active:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._entered: list[tuple[int, InPlace, list[tuple[Step, object]]]] = []
+        self._entered: list[tuple[int, InPlace, list[Undo]]] = []
 
     def __enter__(self) -> Snapshot:
         snapshot = self._snapshot

@@ -6,6 +6,7 @@ import sys
 from contextvars import copy_context
 from typing import TYPE_CHECKING
 
+from ctxcarry._activate import first_failing
 from ctxcarry._carrier import MISSING
 from ctxcarry._contexts import HERE, value_here
 from ctxcarry._plan import variables_of
@@ -51,8 +52,8 @@ def read_states(plan: Plan) -> tuple[object, ...]:
     """
     try:
         return plan.read()
-    except Exception:  # noqa: BLE001 - asked again one by one, to name the carrier
-        return _one_by_one(plan)
+    except Exception as cause:
+        raise failed(first_failing(plan), "capture", cause) from cause
 
 
 def read_edits(plan: Plan) -> tuple[tuple[ContextVar[Any], object], ...]:
@@ -65,16 +66,6 @@ def read_edits(plan: Plan) -> tuple[tuple[ContextVar[Any], object], ...]:
             else:
                 edits.append((variable, MISSING if action == CLEAR else HERE))
     return tuple(edits)
-
-
-def _one_by_one(plan: Plan) -> tuple[object, ...]:
-    states = []
-    for step in plan.steps:
-        try:
-            states.append(step.capture())
-        except Exception as cause:
-            raise failed(step, "capture", cause) from cause
-    return tuple(states)
 
 
 def _caller() -> str:

@@ -45,6 +45,8 @@ class Carrier(Protocol):
     - ``describe(state) -> str``: one short line for a person to read;
     - ``process_wide = True``: every thread already sees this context, so that
       thread boundaries leave it alone;
+    - ``put(state)``: sets any captured state, so that undo is to put the former
+      one; then neither `apply` nor `undo` is called on the way of a task;
     - ``variables() -> iterable of ContextVar``: the context lives in these
       variables only, so that carrying ``contextvars`` carries it too.
     """

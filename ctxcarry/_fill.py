@@ -54,7 +54,7 @@ def _fill_steps(base: Snapshot, filled: list[tuple[Step, object, object]]) -> No
             try:
                 token = step.apply(state)
             except Exception as cause:
-                raise failed(step, "apply", cause) from cause
+                raise failed(step.name, "apply", cause) from cause
             if token is not UNCHANGED:
                 filled.append((step, step.capture(), token))
 
@@ -67,4 +67,5 @@ def _take_back(
     for variable, value, token in variables:
         if value_here(variable) is value:
             variable.reset(token)
-    undo_all([(s, token) for s, state, token in steps if same_state(state, s.capture())], error)
+    still = [(s, token) for s, state, token in steps if same_state(state, s.capture())]
+    undo_all([(step.undo, token, step.name) for step, token in still], error)

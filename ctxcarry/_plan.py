@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ctxcarry._carrier import MISSING
+from ctxcarry._fuse import fuse
 from ctxcarry._policy import CLEAR, UNCHANGED_BY_POLICY
 
 if TYPE_CHECKING:
@@ -40,9 +41,12 @@ class Plan:
         edits: Carriers whose variables are treated otherwise than `contexts` says.
         absorbed: Carriers whose variables `contexts` already carries.
         actions: The action for every carrier, by name.
+        in_context: Whether a call runs in a Context of its own.
+        empty: Whether there is nothing to carry at all.
+        read, enter: See `ctxcarry._fuse`.
     """
 
-    __slots__ = ("absorbed", "actions", "contexts", "edits", "empty", "in_context", "read", "steps")
+    __slots__ = ("absorbed", "actions", "contexts", "edits", "empty", "enter", "in_context", "read", "steps")
 
     def __init__(self, carriers: Iterable[Carrier], policy: Policy) -> None:
         carriers = tuple(carriers)
@@ -67,7 +71,7 @@ class Plan:
         self.absorbed = tuple(absorbed)
         self.in_context = self.contexts != UNCHANGED_BY_POLICY or bool(edits)
         self.empty = not steps and not self.in_context
-        self.read = _fused([step.capture for step in steps])
+        self.read, self.enter = fuse(steps)
 
 
 def _step(carrier: Carrier, action: str) -> Step:
@@ -79,20 +83,6 @@ def _step(carrier: Carrier, action: str) -> Step:
             return unset
 
     return Step(carrier.name, capture, carrier.apply, carrier.undo, carrier)
-
-
-def _fused(captures: list[Callable[[], object]]) -> Callable[[], tuple[object, ...]]:
-    """
-    Return one function that calls all of `captures`.
-
-    Capture runs for every task that is submitted. Most captures are C functions
-    of 40 ns, which a loop over them would double; a flat expression does not.
-    """
-    names = [f"capture{i}" for i in range(len(captures))]
-    calls = "".join(f"{name}(), " for name in names)
-    namespace: dict[str, Callable[..., Any]] = dict(zip(names, captures))
-    exec(f"def read(): return ({calls})", namespace)  # noqa: S102 - the source is fixed but for a count
-    return namespace["read"]
 
 
 def variables_of(carrier: Carrier) -> tuple[ContextVar[Any], ...]:

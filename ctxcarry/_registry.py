@@ -138,10 +138,11 @@ class Registry:
             UnknownCarrierError: If the policy names a carrier that is unknown.
         """
         scope = ambient_policy.get()
-        if scope is not None:
+        if scope is None:
+            if policy is None:
+                return self._default
+        else:
             policy = scope.policy if policy is None else policy.within(scope.policy)
-        if policy is None:
-            return self._default
         plan = self._plans.get(policy)
         return plan if plan is not None else self._make_plan(policy)
 

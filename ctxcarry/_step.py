@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
     from contextvars import Context
 
-    from ctxcarry._plan import Plan, Step
+    from ctxcarry._plan import Plan
     from ctxcarry._snapshot import Snapshot
+    from ctxcarry._undo import Undo
 
 __all__ = ("STEPPED", "Stepper", "made_by", "stepped")
 
@@ -42,7 +43,7 @@ class Stepper:
         self._plan: Plan = snapshot._plan
         self._states: tuple[object, ...] = snapshot._states
         self._context: Context | None = snapshot._context_to_enter()
-        self._parked: list[tuple[Step, object]] = []
+        self._parked: list[Undo] = []
         self._thread = 0
 
     def step(self, advance: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401 - what advance returns
@@ -71,7 +72,7 @@ class Stepper:
 
     def _pause(
         self,
-        applied: list[tuple[Step, object]],
+        applied: list[Undo],
         outside: tuple[object, ...],
         error: BaseException | None,
     ) -> None:

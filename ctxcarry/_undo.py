@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ctxcarry.errors import CarrierError
 
 if TYPE_CHECKING:
-    from ctxcarry._plan import Step
+    from collections.abc import Callable
+
+    # What undoes one applied carrier: its undo, the token for that, its name.
+    Undo = tuple[Callable[[Any], object], Any, str]
 
 __all__ = ("failed", "undo_all")
 
 _log = logging.getLogger("ctxcarry")
 
 
-def undo_all(applied: list[tuple[Step, object]], error: BaseException | None = None) -> None:
+def undo_all(applied: list[Undo], error: BaseException | None = None) -> None:
     """
     Undo what was applied, the last first; a failure does not stop the others.
 
     Args:
-        applied: Pairs of a step and the token that its apply returned. Emptied.
+        applied: Emptied.
         error: The exception that is on its way out, if there is one.
 
     Raises:
@@ -32,11 +35,11 @@ def undo_all(applied: list[tuple[Step, object]], error: BaseException | None = N
     failures: list[CarrierError] = []
     interrupt: BaseException | None = None
     while applied:
-        step, token = applied.pop()
+        undo, token, name = applied.pop()
         try:
-            step.undo(token)
+            undo(token)
         except Exception as cause:  # noqa: BLE001 - collected below; the other undos must run
-            failures.append(failed(step, "undo", cause))
+            failures.append(failed(name, "undo", cause))
         except BaseException as cause:  # noqa: BLE001 - raised below; the other undos must run
             interrupt = cause
     if failures:
@@ -45,9 +48,9 @@ def undo_all(applied: list[tuple[Step, object]], error: BaseException | None = N
         raise interrupt
 
 
-def failed(step: Step, stage: str, cause: BaseException) -> CarrierError:
-    """Return the `CarrierError` that names `step` and is caused by `cause`."""
-    error = CarrierError(step.name, stage, f"{type(cause).__name__}: {cause}")
+def failed(name: str, stage: str, cause: BaseException) -> CarrierError:
+    """Return the `CarrierError` that names a carrier and is caused by `cause`."""
+    error = CarrierError(name, stage, f"{type(cause).__name__}: {cause}")
     error.__cause__ = cause
     return error
 

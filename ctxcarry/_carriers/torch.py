@@ -36,8 +36,9 @@ class GradModeCarrier(CarrierBase):
     default = True
 
     def __init__(self) -> None:
-        # A C function, called for every task: a method around it would double the cost.
+        # C functions, called for every task: methods around them would double the cost.
         self.capture = torch.is_grad_enabled
+        self.put = torch._C._set_grad_enabled
 
     def apply(self, state: object) -> object:
         """Set grad mode; `MISSING` means enabled."""
@@ -101,21 +102,19 @@ class AutocastCarrier(CarrierBase):
         self._device_types = tuple(
             t for t in _DEVICE_TYPES if torch.amp.autocast_mode.is_autocast_available(t)
         )
-        self._any_enabled = getattr(torch._C, "_is_any_autocast_enabled", self._ask_each)
-
-    def capture(self) -> object:
-        """Return nesting, cache flag, and the dtype of each device type where it is on."""
-        if not self._any_enabled():
-            return MISSING
-        return (
-            _nesting(),
-            torch.is_autocast_cache_enabled(),
-            tuple(
-                (t, torch.get_autocast_dtype(t))
-                for t in self._device_types
-                if torch.is_autocast_enabled(t)
-            ),
+        device_types = self._device_types
+        any_enabled = getattr(torch._C, "_is_any_autocast_enabled", None) or (
+            lambda: any(torch.is_autocast_enabled(t) for t in device_types)
         )
+
+        def capture() -> object:
+            if not any_enabled():
+                return MISSING
+            enabled = [t for t in device_types if torch.is_autocast_enabled(t)]
+            dtypes = tuple((t, torch.get_autocast_dtype(t)) for t in enabled)
+            return _nesting(), torch.is_autocast_cache_enabled(), dtypes
+
+        self.capture = capture
 
     def apply(self, state: object) -> object:
         """Make autocast as in `state`, or off everywhere for `MISSING`."""
@@ -161,9 +160,6 @@ class AutocastCarrier(CarrierBase):
             if t in types or torch.is_autocast_enabled(t)
         ]
         return _nesting(), torch.is_autocast_cache_enabled(), touched
-
-    def _ask_each(self) -> bool:
-        return any(torch.is_autocast_enabled(t) for t in self._device_types)
 
 
 _DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "maia", "xla", "ipu", "privateuseone")

@@ -5,9 +5,13 @@ from __future__ import annotations
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
-from ctxcarry._activate import apply_all
+from ctxcarry._activate import apply_all, call_under
+from ctxcarry._capture import read_edits, read_states
 from ctxcarry._carrier import MISSING
 from ctxcarry._plan import same_state
+from ctxcarry._policy import PROPAGATE
+from ctxcarry._snapshot import Snapshot
+from ctxcarry._step import STEPPED, made_by, stepped
 from ctxcarry.errors import LeakError
 
 if TYPE_CHECKING:
@@ -16,7 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from contextvars import ContextVar
 
-    from ctxcarry._snapshot import Snapshot
+    from ctxcarry._plan import Plan
 
 __all__ = ("Handed", "WatchedHanded", "is_handed", "release_when_done")
 
@@ -29,34 +33,71 @@ class Handed:
     future keeps the frames of its traceback: neither may keep the snapshot.
     """
 
-    __slots__ = ("args", "fn", "kwargs", "snapshot")
+    __slots__ = ("args", "context", "edits", "fn", "kwargs", "plan", "states")
 
     def __init__(
-        self,
-        snapshot: Snapshot,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, plan: Plan, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        self.snapshot: Snapshot | None = snapshot
+        # The parts of a snapshot and not a Snapshot: making one for each task
+        # would cost a third of everything else that is done here.
+        self.plan = plan
+        self.context = copy_context() if plan.contexts == PROPAGATE else None
+        self.states: tuple[object, ...] | None = read_states(plan)
+        self.edits = read_edits(plan) if plan.edits else ()
         self.fn = fn
         self.args = args
         self.kwargs = kwargs
 
+    @classmethod
+    def of(
+        cls,
+        snapshot: Snapshot,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Handed:
+        """Return a call that runs under a snapshot that was taken before."""
+        self = cls.__new__(cls)
+        self.plan, self.states, self.edits = snapshot._plan, snapshot._states, snapshot._edits
+        # Another task of the same snapshot may be under way.
+        self.context = None if snapshot._context is None else snapshot._context.copy()
+        self.fn, self.args, self.kwargs = fn, args, kwargs
+        return self
+
     def run(self) -> Any:  # noqa: ANN401 - whatever fn returns
         """Run the call under the snapshot."""
-        snapshot, self.snapshot = self.snapshot, None
-        if snapshot is None:
+        states, context = self.states, self.context
+        if states is None:
             msg = "handed over work runs once, and this has run already or was cancelled"
             raise RuntimeError(msg)
+        if context is None or self.edits:
+            return self._run_snapshot()
+        self.states = self.context = None
+        try:
+            result = context.run(call_under, self.plan, states, self.fn, self.args, self.kwargs)
+            if type(result) in STEPPED and made_by(self.fn):
+                result = stepped(Snapshot(self.plan, context, states), result)
+        except BaseException:
+            del states, context  # see call_under
+            raise
+        return result
+
+    def snapshot(self) -> Snapshot:
+        """Return the snapshot that the call is to run under."""
+        return Snapshot(self.plan, self.context, self.states or (), self.edits)
+
+    def release(self, _: object = None) -> None:
+        """Let go of the snapshot: the call has run, or will not."""
+        self.states = self.context = None
+        self.edits = ()
+
+    def _run_snapshot(self) -> Any:  # noqa: ANN401
+        snapshot = self.snapshot()
+        self.release()
         try:
             return snapshot.run(self.fn, *self.args, **self.kwargs)
         finally:
             del snapshot
-
-    def release(self, _: object = None) -> None:
-        """Let go of the snapshot: the call has run, or will not."""
-        self.snapshot = None
 
 
 class WatchedHanded(Handed):
@@ -77,18 +118,17 @@ class WatchedHanded(Handed):
 
     def run(self) -> Any:  # noqa: ANN401 - whatever fn returns
         """Run the call under the snapshot, over the worker's base."""
-        snapshot = self.snapshot
         base = getattr(self.worker, "base", None)
-        if snapshot is not None and base is not None:
-            self.snapshot = snapshot.over(base)
+        if base is not None and self.states is not None:
+            over = self.snapshot().over(base)
+            self.states, self.context = over._states, over._context
+            del over
         del base
         if self.changes is not None:
             self.fn = _Recorded(self.fn, self.changes)
-        if not self.check_leaks or snapshot is None:
-            del snapshot
+        if not self.check_leaks:
             return super().run()
-        plan = snapshot._plan
-        del snapshot
+        plan = self.plan
         before = plan.read()
         result = super().run()
         leaked = [

@@ -110,14 +110,14 @@ class CarryExecutor(ThreadPoolExecutor):
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Schedule ``fn(*args, **kwargs)`` in the context of this moment; see ``Executor.submit``."""
+        make = WatchedHanded if self._watched else Handed
         if type(fn) is Bound:  # brings its snapshot along, as the function of `map` does
-            snapshot, fn = fn._snapshot, fn.__wrapped__
+            handed = make.of(fn._snapshot, fn.__wrapped__, args, kwargs)
         else:
             plan = self._registry.plan(self._policy)
             if plan.empty and not self._watched:
                 return super().submit(fn, *args, **kwargs)
-            snapshot = capture_with(plan)
-        handed = (WatchedHanded if self._watched else Handed)(snapshot, fn, args, kwargs)
+            handed = make(plan, fn, args, kwargs)
         if self._watched:
             self._watch(handed)
         if _THREADS_INHERIT:

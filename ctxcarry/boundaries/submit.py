@@ -50,7 +50,7 @@ def hand_over(
     kwargs: dict[str, Any],
 ) -> Future[Any]:
     """Call `submit` with a callable that runs ``fn(*args, **kwargs)`` under `snapshot`."""
-    handed = Handed(snapshot, fn.__wrapped__ if type(fn) is Bound else fn, args, kwargs)
+    handed = Handed.of(snapshot, fn.__wrapped__ if type(fn) is Bound else fn, args, kwargs)
     future = submit(handed.run)
     release_when_done(future, handed)
     return future
