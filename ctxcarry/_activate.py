@@ -31,7 +31,7 @@ def apply_all(plan: Plan, states: Sequence[object]) -> list[Undo]:
     applied: list[Any] = []
     try:
         plan.enter(states, applied)
-    except BaseException as cause:
+    except BaseException as cause:  # noqa: BLE001 - _give_up raises it
         # This frame stays alive with the traceback; the states must not.
         del states
         _give_up(plan, applied, cause)
@@ -44,12 +44,12 @@ def call_under(
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-) -> Any:  # noqa: ANN401 - whatever fn returns
+) -> Any:
     """Call `fn` with `states` current, and undo them whatever happens."""
     applied: list[Any] = []
     try:  # apply_all, without a frame of its own
         plan.enter(states, applied)
-    except BaseException as cause:
+    except BaseException as cause:  # noqa: BLE001 - _give_up raises it
         del states, fn, args, kwargs
         _give_up(plan, applied, cause)
     try:

@@ -23,10 +23,10 @@ class Bound:
         self._snapshot = snapshot
         self.__wrapped__ = fn
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._snapshot.run(self.__wrapped__, *args, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as the function
+    def __getattr__(self, name: str) -> Any:
         # Copying and pickling look for attributes before __init__ has run.
         if name.startswith("__") and name not in {"__name__", "__qualname__", "__defaults__"}:
             raise AttributeError(name)
@@ -36,7 +36,7 @@ class Bound:
         return f"<{self.__wrapped__!r} bound to {self._snapshot!r}>"
 
 
-def bound(snapshot: Snapshot, fn: Callable[..., Any]) -> Any:  # noqa: ANN401 - a callable like fn
+def bound(snapshot: Snapshot, fn: Callable[..., Any]) -> Any:
     """Return `fn` bound to `snapshot`, still recognised as the kind of function that it is."""
     if made_by(fn):
         # A proxy, so that inspect.iscoroutinefunction and its like still say so.

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from ctxcarry._plan import Plan
 
+    # What becomes of single variables: a value, MISSING to unset it, HERE to leave it.
+    Edits = tuple[tuple[ContextVar[Any], object], ...]
+
 __all__ = ("capture_with", "origins", "read_edits", "read_states")
 
 
@@ -36,7 +39,7 @@ def capture_with(plan: Plan) -> Snapshot:
     """Return a snapshot of this thread as `plan` asks for it."""
     return Snapshot(
         plan,
-        copy_context() if plan.contexts == PROPAGATE else None,
+        copy_context() if plan.copies_context else None,
         read_states(plan),
         read_edits(plan) if plan.edits else (),
         _caller() if origins.recorded else None,
@@ -56,7 +59,7 @@ def read_states(plan: Plan) -> tuple[object, ...]:
         raise failed(first_failing(plan), "capture", cause) from cause
 
 
-def read_edits(plan: Plan) -> tuple[tuple[ContextVar[Any], object], ...]:
+def read_edits(plan: Plan) -> Edits:
     """Return, for carriers that the plan treats on their own, what their variables become."""
     edits: list[tuple[ContextVar[Any], object]] = []
     for carrier, action in plan.edits:

@@ -76,7 +76,7 @@ class CarrierBase:
     """What the carriers of this package have in common: a default and a description."""
 
     name: str = ""
-    default: ClassVar[object] = MISSING
+    default: object = MISSING
     process_wide: ClassVar[bool] = False
 
     def describe(self, state: object) -> str:

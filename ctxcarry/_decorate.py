@@ -60,7 +60,7 @@ def carry_context(
     return _decorated(target, policy)
 
 
-def _decorated(target: Any, policy: Policy | None) -> Any:  # noqa: ANN401 - the same kind of thing
+def _decorated(target: Any, policy: Policy | None) -> Any:
     from ctxcarry._default import registry  # noqa: PLC0415
 
     registry.plan(policy)  # an unknown name is an error here, not at each hand-over

@@ -21,7 +21,17 @@ if TYPE_CHECKING:
 __all__ = ("carry_class",)
 
 _WRAPPED_DUNDERS = frozenset(
-    "__call__ __enter__ __exit__ __aenter__ __aexit__ __iter__ __next__ __aiter__ __anext__".split()
+    (
+        "__call__",
+        "__enter__",
+        "__exit__",
+        "__aenter__",
+        "__aexit__",
+        "__iter__",
+        "__next__",
+        "__aiter__",
+        "__anext__",
+    )
 )
 _MARK = "_ctxcarry_method"
 
@@ -73,18 +83,19 @@ def _wrap_own_methods(cls: type, policy: Policy | None) -> None:
         elif _is_method(name, value):
             setattr(cls, name, _over_base(value, policy))
     if "__init__" not in vars(cls):
-        inherited = cls.__init__
+        inherited: Callable[..., None] = cls.__init__  # type: ignore[misc]
 
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401, N807
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
             inherited(self, *args, **kwargs)
 
         cls.__init__ = _noting_base(wraps(inherited)(__init__), policy)  # type: ignore[misc]
 
 
 def _wrap_inherited(cls: type, base: type, policy: Policy | None) -> None:
-    for name, value in vars(base).items():
-        if _is_method(name, value) and getattr(cls, name, None) is value:
-            setattr(cls, name, _over_base(value, policy))
+    for name, method in vars(base).items():
+        reached: Any = getattr(cls, name, None)
+        if reached is method and _is_method(name, method):
+            setattr(cls, name, _over_base(reached, policy))
 
 
 def _is_method(name: str, value: object) -> bool:
@@ -95,7 +106,7 @@ def _is_method(name: str, value: object) -> bool:
 
 def _noting_base(init: Callable[..., None], policy: Policy | None) -> Callable[..., None]:
     @wraps(init)
-    def __init__(self: Any, /, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401, N807
+    def __init__(self: Any, /, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         init(self, *args, **kwargs)
         # After the outermost __init__ of a chain this is what all of them set.
         _bases[self] = capture_with(registry.plan(policy))
@@ -110,7 +121,7 @@ def _over_base(method: Callable[..., Any], policy: Policy | None) -> Callable[..
         return SteppedMethod(method, policy, _bases.get)
 
     @wraps(method)
-    def over_base(self: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def over_base(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         base = _bases.get(self)
         if base is None:  # called from within __init__
             return method(self, *args, **kwargs)
@@ -123,8 +134,8 @@ def _over_base(method: Callable[..., Any], policy: Policy | None) -> Callable[..
 def _follow_subclasses(cls: type, policy: Policy | None) -> None:
     inherited = cls.__init_subclass__.__func__  # type: ignore[attr-defined]
 
-    def __init_subclass__(subclass: type, **kwargs: Any) -> None:  # noqa: ANN401, N807
+    def __init_subclass__(subclass: type, **kwargs: Any) -> None:  # noqa: N807
         inherited(subclass, **kwargs)
         _wrap_own_methods(subclass, policy)
 
-    cls.__init_subclass__ = classmethod(__init_subclass__)  # type: ignore[assignment]
+    cls.__init_subclass__ = classmethod(__init_subclass__)  # type: ignore[assignment,arg-type]

@@ -35,7 +35,9 @@ def load_entry_points() -> tuple[str, ...]:
     for point in entry_points(group="ctxcarry.carriers"):
         try:
             loaded = point.load()
-            carrier = loaded if hasattr(loaded, "capture") and not isinstance(loaded, type) else loaded()
+            carrier = (
+                loaded if hasattr(loaded, "capture") and not isinstance(loaded, type) else loaded()
+            )
             if carrier.name not in {present.name for present in registry.carriers()}:
                 registry.register(carrier)
                 names.append(carrier.name)

@@ -50,7 +50,9 @@ def _line(carrier: Carrier, state: object) -> str:
 
 def _by_variables(snapshot: Snapshot, carrier: Carrier) -> str:
     values: dict[str, Any] = {v.name: snapshot._value_of(v) for v in variables_of(carrier)}
-    known = {name: value for name, value in values.items() if value is not MISSING and value is not HERE}
+    known = {
+        name: value for name, value in values.items() if value is not MISSING and value is not HERE
+    }
     if not known:
         return "not set"
     if len(known) == 1:

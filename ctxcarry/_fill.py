@@ -22,7 +22,7 @@ __all__ = ("call_over",)
 
 def call_over(
     base: Snapshot, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Any:  # noqa: ANN401 - whatever fn returns
+) -> Any:
     """
     Call `fn` with the contexts of `base` where this thread has none of its own.
 

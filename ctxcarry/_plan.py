@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ctxcarry._carrier import MISSING
 from ctxcarry._fuse import fuse
-from ctxcarry._policy import CLEAR, UNCHANGED_BY_POLICY
+from ctxcarry._policy import CLEAR, PROPAGATE, UNCHANGED_BY_POLICY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -38,6 +38,7 @@ class Plan:
     Attributes:
         steps: Carriers of thread state, in the order in which they are applied.
         contexts: What happens to the ContextVars as a whole: an action of a policy.
+        copies_context: Whether the ContextVars are propagated.
         edits: Carriers whose variables are treated otherwise than `contexts` says.
         absorbed: Carriers whose variables `contexts` already carries.
         actions: The action for every carrier, by name.
@@ -46,12 +47,24 @@ class Plan:
         read, enter: See `ctxcarry._fuse`.
     """
 
-    __slots__ = ("absorbed", "actions", "contexts", "edits", "empty", "enter", "in_context", "read", "steps")
+    __slots__ = (
+        "absorbed",
+        "actions",
+        "contexts",
+        "copies_context",
+        "edits",
+        "empty",
+        "enter",
+        "in_context",
+        "read",
+        "steps",
+    )
 
     def __init__(self, carriers: Iterable[Carrier], policy: Policy) -> None:
         carriers = tuple(carriers)
         self.actions = {c.name: policy.action(c.name) for c in carriers}
         self.contexts = self.actions.get(CONTEXTVARS, UNCHANGED_BY_POLICY)
+        self.copies_context = self.contexts == PROPAGATE
         steps: list[Step] = []
         edits: list[tuple[Carrier, str]] = []
         absorbed: list[Carrier] = []
@@ -109,12 +122,8 @@ def same_state(one: object, other: object) -> bool:
         return True
     if type(one) is not type(other):
         return False
-    if isinstance(one, tuple) and isinstance(other, tuple):
+    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
         return len(one) == len(other) and all(map(same_state, one, other))
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same_state(one[k], other[k]) for k in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same_state, one, other))
-    if isinstance(one, (bool, int, float, complex, str, bytes)):
-        return one == other
-    return False
+    return isinstance(one, (bool, int, float, complex, str, bytes)) and one == other

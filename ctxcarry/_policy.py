@@ -100,7 +100,7 @@ class Policy:
         inner = ", ".join(f"{action}={names!r}" for action, names in by_action.items())
         return f"policy({inner})"
 
-    def __enter__(self) -> Policy:
+    def __enter__(self) -> Policy:  # noqa: PYI034 - not meant to be derived from
         outer = ambient_policy.get()
         merged = self.within(outer.policy if outer is not None else None)
         ambient_policy.set(_Scope(merged, self, outer))

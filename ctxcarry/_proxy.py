@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import wrapt
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 __all__ = ("BoundFunction", "CarriedFunction", "SteppedFunction", "SteppedMethod", "carried")
 
 
-class BoundFunction(wrapt.CallableObjectProxy):  # type: ignore[misc] - wrapt has no types
+class BoundFunction(wrapt.CallableObjectProxy):
     """A coroutine or generator function that runs under one snapshot."""
 
     def __init__(self, snapshot: Snapshot, fn: Callable[..., Any]) -> None:
         super().__init__(fn)
         self._self_snapshot = snapshot
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._self_snapshot.run(self.__wrapped__, *args, **kwargs)
 
 
-class CarriedFunction(wrapt.CallableObjectProxy):  # type: ignore[misc]
+class CarriedFunction(wrapt.CallableObjectProxy):
     """A function that boundaries hand over with a snapshot; a plain call just calls it."""
 
     def __init__(self, fn: Callable[..., Any], policy: Policy | None) -> None:
@@ -46,11 +46,11 @@ class CarriedFunction(wrapt.CallableObjectProxy):  # type: ignore[misc]
     def _self_capture(self) -> Snapshot:
         return capture_with(registry.plan(self._self_policy))
 
-    def __get__(self, instance: object, owner: type | None = None) -> Any:  # noqa: ANN401
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         bound = self.__wrapped__.__get__(instance, owner)
         return self if bound is self.__wrapped__ else type(self)(bound, self._self_policy)
 
-    def __reduce_ex__(self, protocol: int) -> Any:  # noqa: ANN401 - as pickle asks
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         instance = getattr(self.__wrapped__, "__self__", None)
         if instance is not None:
             return getattr, (instance, self.__wrapped__.__name__)
@@ -61,11 +61,11 @@ class CarriedFunction(wrapt.CallableObjectProxy):  # type: ignore[misc]
 class SteppedFunction(CarriedFunction):
     """A coroutine or generator function: captured at the call, active at each step."""
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._self_capture().run(self.__wrapped__, *args, **kwargs)
 
 
-class SteppedMethod(wrapt.CallableObjectProxy):  # type: ignore[misc]
+class SteppedMethod(wrapt.CallableObjectProxy):
     """A coroutine or generator method of a class under `ctxcarry.carry_context`."""
 
     def __init__(
@@ -78,7 +78,7 @@ class SteppedMethod(wrapt.CallableObjectProxy):  # type: ignore[misc]
         self._self_policy = policy
         self._self_base_of = base_of
 
-    def __call__(self, instance: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def __call__(self, instance: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call the method on `instance`; its steps see the caller's contexts, then the base's."""
         snapshot = capture_with(registry.plan(self._self_policy))
         base = self._self_base_of(instance)
@@ -86,7 +86,7 @@ class SteppedMethod(wrapt.CallableObjectProxy):  # type: ignore[misc]
             snapshot = snapshot.over(base)
         return snapshot.run(self.__wrapped__, instance, *args, **kwargs)
 
-    def __get__(self, instance: object, owner: type | None = None) -> Any:  # noqa: ANN401
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self, instance)
 
 

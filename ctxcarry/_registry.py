@@ -66,10 +66,10 @@ class Registry:
         if isinstance(carrier, type) or not isinstance(carrier, Carrier):
             needed = [n for n in ("name", "capture", "apply", "undo") if not hasattr(carrier, n)]
             lack = f"it lacks {', '.join(needed)}" if needed else "pass an instance, not the class"
-            msg = f"a carrier needs a name, capture(), apply(state) and undo(token): {carrier!r}: {lack}"
+            msg = f"{carrier!r} is no carrier (name, capture(), apply(state), undo(token)): {lack}"
             raise TypeError(msg)
         if not isinstance(carrier.name, str) or not carrier.name or carrier.name == REMAINING:
-            msg = f"the name of a carrier is a non-empty string other than '*', not {carrier.name!r}"
+            msg = f"a carrier's name is a non-empty string other than '*', not {carrier.name!r}"
             raise TypeError(msg)
         if isinstance(after, str):
             after = (after,)
@@ -82,7 +82,7 @@ class Registry:
                     f"ctxcarry.unregister({carrier.name!r})"
                 )
                 raise DuplicateCarrierError(msg)
-            carriers = {**self._carriers, carrier.name: carrier}
+            carriers: dict[str, Carrier] = {**self._carriers, carrier.name: carrier}
             self._replace(carriers, {**self._after, carrier.name: tuple(after)})
             self._unavailable.pop(carrier.name, None)
         return carrier
@@ -122,7 +122,7 @@ class Registry:
         if only is None and exclude is None:
             return capture_with(self.plan())
         if only is not None and exclude is not None:
-            msg = "capture() takes only= or exclude=, not both: the names in only= are all it carries"
+            msg = "capture() takes only= or exclude=, not both: only= names all that is carried"
             raise ValueError(msg)
         if only is not None:
             names = (only,) if isinstance(only, str) else tuple(only)
@@ -181,9 +181,7 @@ class Registry:
         self._default = Plan(self._in_thread(), _PROPAGATE_ALL)
 
 
-def _ordered(
-    carriers: dict[str, Carrier], after: dict[str, tuple[str, ...]]
-) -> dict[str, Carrier]:
+def _ordered(carriers: dict[str, Carrier], after: dict[str, tuple[str, ...]]) -> dict[str, Carrier]:
     """Return `carriers` so that each comes after those it asks for, else as registered."""
     ordered: dict[str, Carrier] = {}
     on_the_way: list[str] = []

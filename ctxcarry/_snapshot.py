@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any
 
-from ctxcarry._active import Active
 from ctxcarry._activate import call_under
+from ctxcarry._active import Active
 from ctxcarry._bind import bound
 from ctxcarry._carrier import MISSING
 from ctxcarry._contexts import filled, overlaid
@@ -20,14 +20,13 @@ if TYPE_CHECKING:
     from contextvars import ContextVar
     from typing import ParamSpec, TypeVar
 
+    from ctxcarry._capture import Edits
     from ctxcarry._plan import Plan
 
     P = ParamSpec("P")
     T = TypeVar("T")
 
 __all__ = ("Snapshot",)
-
-Edits = "tuple[tuple[ContextVar[Any], object], ...]"
 
 
 class Snapshot:
@@ -45,7 +44,7 @@ class Snapshot:
         plan: Plan,
         context: Context | None,
         states: tuple[object, ...],
-        edits: Edits = (),  # type: ignore[valid-type]
+        edits: Edits = (),
         origin: str | None = None,
     ) -> None:
         self._plan = plan
@@ -70,6 +69,7 @@ class Snapshot:
             ExceptionGroup: If `fn` returned and a context cannot be undone.
         """
         plan = self._plan
+        result: Any
         try:
             if plan.in_context:
                 context = self._context_to_enter()
@@ -82,7 +82,7 @@ class Snapshot:
             context = None
             del self, plan  # see call_under
             raise
-        return result
+        return result  # type: ignore[no-any-return]
 
     def active(self) -> Active:
         """
@@ -138,7 +138,8 @@ class Snapshot:
         return f"<Snapshot of {', '.join(self._set_names()) or 'nothing'}>"
 
     def _set_names(self) -> list[str]:
-        names = [s.name for s, state in zip(self._plan.steps, self._states) if is_set(s.carrier, state)]
+        states = zip(self._plan.steps, self._states)
+        names = [step.name for step, state in states if is_set(step.carrier, state)]
         if self._plan.contexts == PROPAGATE and self._context:
             names.insert(0, "contextvars")
         return names

@@ -46,13 +46,13 @@ class Stepper:
         self._parked: list[Undo] = []
         self._thread = 0
 
-    def step(self, advance: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401 - what advance returns
+    def step(self, advance: Callable[..., Any], *args: object) -> Any:
         """Call ``advance(*args)``, one step of the body, under the state kept here."""
         if self._context is None:
             return self._step(advance, args)
         return self._context.run(self._step, advance, args)
 
-    def _step(self, advance: Callable[..., Any], args: tuple[object, ...]) -> Any:  # noqa: ANN401
+    def _step(self, advance: Callable[..., Any], args: tuple[object, ...]) -> Any:
         plan = self._plan
         outside = plan.read()
         if self._parked and self._thread == threading.get_ident():
@@ -89,7 +89,7 @@ class _Steps:
 
     __slots__ = ("_stepper", "_target")
 
-    def __init__(self, stepper: Stepper, target: Any) -> None:  # noqa: ANN401 - anything with send and throw
+    def __init__(self, stepper: Stepper, target: Any) -> None:
         self._stepper = stepper
         self._target = target
 
@@ -99,20 +99,20 @@ class _Steps:
     def __iter__(self) -> _Steps:
         return self
 
-    def __next__(self) -> Any:  # noqa: ANN401
+    def __next__(self) -> Any:
         return self.send(None)
 
-    def send(self, value: object) -> Any:  # noqa: ANN401
+    def send(self, value: object) -> Any:
         return self._stepper.step(self._target.send, value)
 
-    def throw(self, *exc_info: Any) -> Any:  # noqa: ANN401
+    def throw(self, *exc_info: Any) -> Any:
         return self._stepper.step(self._target.throw, *exc_info)
 
     def close(self) -> None:
         self._stepper.step(self._target.close)
 
 
-async def _coroutine(stepper: Stepper, inner: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401
+async def _coroutine(stepper: Stepper, inner: Coroutine[Any, Any, Any]) -> Any:
     return await _Steps(stepper, inner)
 
 
@@ -159,7 +159,7 @@ _SHELLS: dict[type, Callable[..., Any]] = {
 }
 
 
-def stepped(snapshot: Snapshot, inner: Any) -> Any:  # noqa: ANN401 - same kind in and out
+def stepped(snapshot: Snapshot, inner: Any) -> Any:
     """Return a coroutine or generator that runs `inner` under `snapshot` at each step."""
     shell = _SHELLS[type(inner)](Stepper(snapshot), inner)
     shell.__name__ = inner.__name__
@@ -177,5 +177,5 @@ def made_by(fn: Callable[..., Any]) -> bool:
         fn = fn.func
     code = getattr(fn, "__code__", None)
     if code is None:
-        code = getattr(getattr(type(fn), "__call__", None), "__code__", None)
+        code = getattr(getattr(type(fn), "__call__", None), "__code__", None)  # noqa: B004
     return code is not None and bool(code.co_flags & _BODY_RUNS_LATER)

@@ -32,16 +32,28 @@ def undo_all(applied: list[Undo], error: BaseException | None = None) -> None:
             `error` is given it is not raised: `error` stays what the caller
             sees, and gets a note about each failure.
     """
-    failures: list[CarrierError] = []
-    interrupt: BaseException | None = None
+    name = ""
+    try:
+        while applied:
+            undo, token, name = applied.pop()
+            undo(token)
+    except BaseException as cause:  # noqa: BLE001 - reported; the other undos must run
+        _undo_the_rest(applied, error, name, cause)
+
+
+def _undo_the_rest(
+    applied: list[Undo], error: BaseException | None, name: str, cause: BaseException
+) -> None:
+    """Undo what is left after the undo of `name` failed, then report every failure."""
+    causes = [(name, cause)]
     while applied:
         undo, token, name = applied.pop()
         try:
             undo(token)
-        except Exception as cause:  # noqa: BLE001 - collected below; the other undos must run
-            failures.append(failed(name, "undo", cause))
-        except BaseException as cause:  # noqa: BLE001 - raised below; the other undos must run
-            interrupt = cause
+        except BaseException as another:  # noqa: BLE001 - reported with the others
+            causes.append((name, another))
+    failures = [failed(n, "undo", c) for n, c in causes if isinstance(c, Exception)]
+    interrupt = next((c for _, c in causes if not isinstance(c, Exception)), None)
     if failures:
         _report(failures, error)
     if interrupt is not None and error is None:
@@ -72,4 +84,5 @@ def _report(failures: list[CarrierError], error: BaseException | None) -> None:
         if sys.version_info >= (3, 11):
             error.add_note(note)
         else:
-            error.__notes__ = [*getattr(error, "__notes__", ()), note]
+            notes = [*getattr(error, "__notes__", ()), note]
+            error.__notes__ = notes  # type: ignore[attr-defined]

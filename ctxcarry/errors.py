@@ -74,7 +74,7 @@ class UnknownCarrierError(CtxCarryError, LookupError):
 
 
 class NotPortableError(CtxCarryError, TypeError):
-    """A context cannot leave this process. Subclasses `TypeError`, as pickling errors of types do."""
+    """A context cannot leave this process. Subclasses `TypeError`, as pickling errors do."""
 
 
 class WireError(CtxCarryError, ValueError):

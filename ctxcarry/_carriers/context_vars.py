@@ -99,6 +99,7 @@ class VariablesCarrier(CarrierBase):
         assert isinstance(token, InPlace)
         token.take_back()
 
+
 class ContextVarCarrier(VariablesCarrier):
     """
     Carry one ContextVar under a name of its own.

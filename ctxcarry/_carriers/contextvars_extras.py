@@ -28,11 +28,11 @@ class ContextVarsRegistryCarrier(VariablesCarrier):
         TypeError: If `registry` is something else.
     """
 
-    def __init__(self, registry: Any, name: str | None = None) -> None:  # noqa: ANN401 - untyped library
+    def __init__(self, registry: Any, name: str | None = None) -> None:
         # Imported here: it takes longer than all of ctxcarry.
         from contextvars_extras import ContextVarsRegistry  # noqa: PLC0415
 
-        cls = registry if isinstance(registry, type) else type(registry)
+        cls: Any = registry if isinstance(registry, type) else type(registry)
         if not issubclass(cls, ContextVarsRegistry) or cls is ContextVarsRegistry:
             msg = (
                 "ContextVarsRegistryCarrier carries a subclass of "

@@ -41,7 +41,7 @@ class DeviceMeshCarrier(CarrierBase):
 
     name = "torch.device_mesh"
 
-    def __init__(self, local: Any) -> None:  # noqa: ANN401 - private class of torch
+    def __init__(self, local: Any) -> None:
         self._local = local
 
         def capture() -> object:
@@ -67,4 +67,6 @@ class DeviceMeshCarrier(CarrierBase):
         if not isinstance(state, tuple):
             return "not set"
         mesh = state[-1]
-        return f"{mesh.mesh_dim_names or 'unnamed'} of shape {tuple(mesh.shape)}, depth {len(state)}"
+        return (
+            f"{mesh.mesh_dim_names or 'unnamed'} of shape {tuple(mesh.shape)}, depth {len(state)}"
+        )

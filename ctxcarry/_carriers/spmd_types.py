@@ -13,12 +13,19 @@ import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch._C import (
+    _get_function_stack_at,
+    _len_torch_function_stack,
+    _pop_torch_function_stack,
+    _push_on_torch_function_stack,
+)
 
 from ctxcarry._carrier import MISSING, CarrierBase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from torch.overrides import TorchFunctionMode
 
     from ctxcarry._carrier import Carrier
 
@@ -80,9 +87,9 @@ class SpmdStateCarrier(CarrierBase):
         fields[_MODE] = mode
         return fields, stack_before, mode_before, modes
 
-    def undo(self, token: object) -> None:
+    def undo(self, token: Any) -> None:
         """Put the former stack, mode and function modes back."""
-        fields, stack, mode, modes = token  # type: ignore[misc] - what apply returned
+        fields, stack, mode, modes = token
         if stack is MISSING:
             del fields[_STACK]
         else:
@@ -99,12 +106,15 @@ class SpmdStateCarrier(CarrierBase):
         if not isinstance(state, tuple):
             return "not set"
         stack, mode, _ = state
-        mesh = f"mesh {sorted(stack[-1].all_names) or sorted(map(str, stack[-1].axes))}" if stack else "no mesh"
-        return f"{mesh}, {'type checking' if mode is not None else 'no type checking'}"
+        checking = "type checking" if mode is not None else "no type checking"
+        if not stack:
+            return f"no mesh, {checking}"
+        names = sorted(stack[-1].all_names) or sorted(map(str, stack[-1].axes))
+        return f"mesh {', '.join(names)}, depth {len(stack)}, {checking}"
 
 
 def _switched(
-    before: Any, mode: Any, flags: tuple[object, ...]  # noqa: ANN401 - private class of spmd_types
+    before: Any, mode: Any, flags: tuple[object, ...]
 ) -> tuple[Any, list[TorchFunctionMode]]:
     """
     Put a copy of `mode` on this thread's stack of function modes, in the place of `before`.
@@ -115,7 +125,7 @@ def _switched(
     Returns:
         The copy (None when `mode` is None), and the function modes as they were.
     """
-    former = _get_current_function_mode_stack()
+    former = _function_modes()
     own = None
     if mode is not None:
         own = copy.copy(mode)
@@ -131,8 +141,12 @@ def _switched(
     return own, former
 
 
+def _function_modes() -> list[TorchFunctionMode]:
+    return [_get_function_stack_at(i) for i in range(_len_torch_function_stack())]
+
+
 def _set_function_modes(modes: list[TorchFunctionMode]) -> None:
-    for _ in range(len(_get_current_function_mode_stack())):
-        _pop_mode()
+    for _ in range(_len_torch_function_stack()):
+        _pop_torch_function_stack()
     for mode in modes:
-        _push_mode(mode)
+        _push_on_torch_function_stack(mode)

@@ -55,8 +55,8 @@ class ThreadLocalCarrier(CarrierBase):
             found, self.name = local, name
         if not isinstance(found, threading.local):
             msg = (
-                f"{local!r} is {found!r} of type {type(found).__name__}, not a threading.local; use "
-                "ContextVarCarrier for a ContextVar and ValueCarrier for a pair of functions"
+                f"{local!r} is {found!r} of type {type(found).__name__}, not a threading.local; "
+                "use ContextVarCarrier for a ContextVar and ValueCarrier for a pair of functions"
             )
             raise TypeError(msg)
         self._local = found
@@ -84,7 +84,6 @@ class ThreadLocalCarrier(CarrierBase):
         fields = thread_fields(self._local)
         _replace(fields, self._current(fields), token)
 
-
     def _current(self, fields: dict[str, Any]) -> dict[str, Any]:
         if self._fields is None:
             return dict(fields)
@@ -108,7 +107,7 @@ def _replace(fields: dict[str, Any], before: dict[str, Any], after: dict[str, An
     fields.update(after)
 
 
-def _copied(value: Any) -> Any:  # noqa: ANN401 - a copy of whatever it is
+def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, _CONTAINERS) else value
 
 

@@ -131,9 +131,9 @@ class AutocastCarrier(CarrierBase):
         _set_nesting(nesting)
         return before
 
-    def undo(self, token: object) -> None:
+    def undo(self, token: Any) -> None:
         """Bring autocast back; leaving the outermost region drops its weight cache."""
-        nesting, cache, types = token  # type: ignore[misc] - what apply returned
+        nesting, cache, types = token
         left_nesting = _nesting()
         _set_nesting(nesting)
         if nesting == 0 and left_nesting > 0:

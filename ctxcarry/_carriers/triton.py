@@ -82,5 +82,5 @@ class _ProcessWide(ValueCarrier):
     process_wide = True
 
 
-def _null(module: ModuleType) -> Any:  # noqa: ANN401 - Triton's own object
+def _null(module: ModuleType) -> Any:
     return getattr(module, "_NULL_ALLOCATOR", MISSING)

@@ -42,7 +42,7 @@ class ValueCarrier(CarrierBase):
                 raise TypeError(msg)
         self.name = name
         self.capture = get
-        self.default = default  # type: ignore[misc] - each value has its own
+        self.default = default
         self._set = set
 
     def apply(self, state: object) -> object:

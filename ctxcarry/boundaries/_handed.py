@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
-from ctxcarry._activate import apply_all, call_under
-from ctxcarry._capture import read_edits, read_states
+from ctxcarry._activate import apply_all, call_under, first_failing
+from ctxcarry._capture import read_edits
 from ctxcarry._carrier import MISSING
 from ctxcarry._plan import same_state
-from ctxcarry._policy import PROPAGATE
 from ctxcarry._snapshot import Snapshot
 from ctxcarry._step import STEPPED, made_by, stepped
+from ctxcarry._undo import failed
 from ctxcarry.errors import LeakError
 
 if TYPE_CHECKING:
@@ -41,8 +41,11 @@ class Handed:
         # The parts of a snapshot and not a Snapshot: making one for each task
         # would cost a third of everything else that is done here.
         self.plan = plan
-        self.context = copy_context() if plan.contexts == PROPAGATE else None
-        self.states: tuple[object, ...] | None = read_states(plan)
+        self.context = copy_context() if plan.copies_context else None
+        try:  # read_states, without a frame of its own
+            self.states: tuple[object, ...] | None = plan.read()
+        except Exception as cause:
+            raise failed(first_failing(plan), "capture", cause) from cause
         self.edits = read_edits(plan) if plan.edits else ()
         self.fn = fn
         self.args = args
@@ -64,7 +67,7 @@ class Handed:
         self.fn, self.args, self.kwargs = fn, args, kwargs
         return self
 
-    def run(self) -> Any:  # noqa: ANN401 - whatever fn returns
+    def run(self) -> Any:
         """Run the call under the snapshot."""
         states, context = self.states, self.context
         if states is None:
@@ -91,7 +94,7 @@ class Handed:
         self.states = self.context = None
         self.edits = ()
 
-    def _run_snapshot(self) -> Any:  # noqa: ANN401
+    def _run_snapshot(self) -> Any:
         snapshot = self.snapshot()
         self.release()
         try:
@@ -116,7 +119,7 @@ class WatchedHanded(Handed):
     check_leaks: bool
     changes: dict[ContextVar[Any], Any] | None
 
-    def run(self) -> Any:  # noqa: ANN401 - whatever fn returns
+    def run(self) -> Any:
         """Run the call under the snapshot, over the worker's base."""
         base = getattr(self.worker, "base", None)
         if base is not None and self.states is not None:
@@ -139,8 +142,8 @@ class WatchedHanded(Handed):
         if leaked:
             apply_all(plan, before)
             msg = (
-                f"{self.fn!r} left {', '.join(leaked)} changed on its worker thread; it has been put "
-                "back. Change such a context in a `with` block, or undo it before returning"
+                f"{self.fn!r} left {', '.join(leaked)} changed on its worker thread; it has been "
+                "put back. Change such a context in a `with` block, or undo it before returning"
             )
             raise LeakError(msg)
         return result
@@ -155,14 +158,18 @@ class _Recorded:
         self.__wrapped__ = fn
         self._changes = changes
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         before = copy_context()
         try:
             return self.__wrapped__(*args, **kwargs)
         finally:
             after = copy_context()
             self._changes.update(
-                {var: value for var, value in after.items() if before.get(var, MISSING) is not value}
+                {
+                    var: value
+                    for var, value in after.items()
+                    if before.get(var, MISSING) is not value
+                }
             )
 
     def __repr__(self) -> str:

@@ -26,7 +26,10 @@ class Patch:
     """
 
     def __init__(
-        self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]  # noqa: ANN401
+        self,
+        owner: Any,
+        name: str,
+        make: Callable[[Callable[..., Any]], Callable[..., Any]],
     ) -> None:
         self._owner = owner
         self._name = name

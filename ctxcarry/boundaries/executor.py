@@ -36,7 +36,7 @@ def executor(
     check_leaks: bool = False,
     bind_callbacks: bool = False,
     merge_back: bool = False,
-    **kwargs: Any,  # noqa: ANN401 - as ThreadPoolExecutor takes them
+    **kwargs: Any,
 ) -> CarryExecutor:
     """
     Return a thread pool whose tasks run in the context of whoever submitted them.
@@ -83,13 +83,13 @@ class CarryExecutor(ThreadPoolExecutor):
     def __init__(
         self,
         max_workers: int | None = None,
-        *args: Any,  # noqa: ANN401 - as ThreadPoolExecutor takes them
+        *args: Any,
         policy: Policy | None = None,
         registry: Registry | None = None,
         check_leaks: bool = False,
         bind_callbacks: bool = False,
         merge_back: bool = False,
-        **kwargs: Any,  # noqa: ANN401
+        **kwargs: Any,
     ) -> None:
         if policy is not None and not isinstance(policy, Policy):
             msg = f"policy= takes what ctxcarry.policy(...) returns, not {policy!r}"
@@ -101,24 +101,28 @@ class CarryExecutor(ThreadPoolExecutor):
         self._worker = threading.local()
         self._check_leaks = check_leaks
         self._bind_callbacks = bind_callbacks
-        self._merged = weakref.WeakKeyDictionary[Future[Any], WatchedHanded]() if merge_back else None
-        self._watched = check_leaks or merge_back or self._initializer is not None
+        self._merged: weakref.WeakKeyDictionary[Future[Any], WatchedHanded] | None = None
+        if merge_back:
+            self._merged = weakref.WeakKeyDictionary()
+        watched = check_leaks or merge_back or self._initializer is not None
+        self._make = WatchedHanded if watched else Handed
         if self._initializer is not None:
             # Not a bound method: a worker must not keep its executor alive.
             self._initargs = (self._registry, self._worker, self._initializer, self._initargs)
             self._initializer = _initialize
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Schedule ``fn(*args, **kwargs)`` in the context of this moment; see ``Executor.submit``."""
-        make = WatchedHanded if self._watched else Handed
+        """Schedule ``fn(*args, **kwargs)`` in the context of this moment."""
+        make = self._make
+        handed: Handed
         if type(fn) is Bound:  # brings its snapshot along, as the function of `map` does
             handed = make.of(fn._snapshot, fn.__wrapped__, args, kwargs)
         else:
             plan = self._registry.plan(self._policy)
-            if plan.empty and not self._watched:
+            if plan.empty and make is Handed:
                 return super().submit(fn, *args, **kwargs)
             handed = make(plan, fn, args, kwargs)
-        if self._watched:
+        if isinstance(handed, WatchedHanded):
             self._watch(handed)
         if _THREADS_INHERIT:
             # Else a worker's own context would for ever be the first submitter's.
@@ -128,14 +132,17 @@ class CarryExecutor(ThreadPoolExecutor):
         release_when_done(future, handed)
         if self._bind_callbacks:
             future.__class__ = _BoundCallbacks
-        if self._merged is not None:
+        if self._merged is not None and isinstance(handed, WatchedHanded):
             self._merged[future] = handed
         return future
 
     def map(
-        self, fn: Callable[..., T], *iterables: Iterable[Any], **kwargs: Any  # noqa: ANN401
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        **kwargs: Any,
     ) -> Iterator[T]:
-        """Map `fn` over `iterables` in the context of this moment; see ``Executor.map``."""
+        """Map `fn` over `iterables` in the context of this moment."""
         snapshot = capture_with(self._registry.plan(self._policy))
         return super().map(Bound(snapshot, fn), *iterables, **kwargs)
 

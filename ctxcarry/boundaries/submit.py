@@ -58,7 +58,11 @@ def hand_over(
 
 def _submit(original: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
     def submit(
-        self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any  # noqa: ANN401
+        self: ThreadPoolExecutor,
+        fn: Callable[..., Any],
+        /,
+        *args: Any,
+        **kwargs: Any,
     ) -> Future[Any]:
         snapshot = snapshot_for(fn)
         if snapshot is None:
@@ -74,7 +78,7 @@ def _map(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]
         fn: Callable[..., Any],
         /,
         *iterables: Iterable[Any],
-        **kwargs: Any,  # noqa: ANN401
+        **kwargs: Any,
     ) -> Iterator[Any]:
         # One snapshot for the call: the items may be submitted much later.
         snapshot = snapshot_for(fn)

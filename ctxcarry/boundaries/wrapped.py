@@ -26,7 +26,7 @@ __all__ = ("WrappedExecutor", "wrap_executor")
 E = TypeVar("E", bound=Executor)
 
 
-class WrappedExecutor(wrapt.ObjectProxy):  # type: ignore[misc] - wrapt has no types
+class WrappedExecutor(wrapt.ObjectProxy):
     """A pool that hands each call over with a snapshot; all else is the pool's own."""
 
     def __init__(self, pool: Executor, registry: Registry, policy: Policy | None) -> None:
@@ -35,25 +35,34 @@ class WrappedExecutor(wrapt.ObjectProxy):  # type: ignore[misc] - wrapt has no t
         self._self_policy = policy
 
     def submit(
-        self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any  # noqa: ANN401 - as Executor.submit
+        self,
+        fn: Callable[..., Any],
+        /,
+        *args: Any,
+        **kwargs: Any,
     ) -> Future[Any]:
         """Schedule ``fn(*args, **kwargs)`` in the context of this moment."""
         snapshot = self._self_snapshot(fn)
         if snapshot is None:
-            return self.__wrapped__.submit(fn, *args, **kwargs)
+            future: Future[Any] = self.__wrapped__.submit(fn, *args, **kwargs)
+            return future
         return hand_over(self.__wrapped__.submit, snapshot, fn, args, kwargs)
 
     def map(
-        self, fn: Callable[..., Any], *iterables: Iterable[Any], **kwargs: Any  # noqa: ANN401
+        self,
+        fn: Callable[..., Any],
+        *iterables: Iterable[Any],
+        **kwargs: Any,
     ) -> Iterator[Any]:
         """Map `fn` over `iterables` in the context of this moment."""
         snapshot = self._self_snapshot(fn)
         if snapshot is not None and type(fn) is not Bound:
             fn = Bound(snapshot, fn)
         # The pool's own `map` calls the pool's own `submit`, so the callable brings the snapshot.
-        return self.__wrapped__.map(fn, *iterables, **kwargs)
+        results: Iterator[Any] = self.__wrapped__.map(fn, *iterables, **kwargs)
+        return results
 
-    def __enter__(self) -> WrappedExecutor:
+    def __enter__(self) -> WrappedExecutor:  # noqa: PYI034 - not meant to be derived from
         self.__wrapped__.__enter__()
         return self
 
@@ -65,9 +74,7 @@ class WrappedExecutor(wrapt.ObjectProxy):  # type: ignore[misc] - wrapt has no t
         return None if plan.empty else capture_with(plan)
 
 
-def wrap_executor(
-    pool: E, *, policy: Policy | None = None, registry: Registry | None = None
-) -> E:
+def wrap_executor(pool: E, *, policy: Policy | None = None, registry: Registry | None = None) -> E:
     """
     Return `pool` so that each `submit` and `map` carries; the pool itself is not changed.
 

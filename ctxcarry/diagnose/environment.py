@@ -1,0 +1,90 @@
+"""The surroundings: which frameworks are here, and in which versions."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+import ctxcarry
+from ctxcarry._catalog import CATALOG
+
+__all__ = ("Absent", "import_frameworks", "load_offered", "versions")
+
+_DISTRIBUTIONS: Final = (
+    "torch",
+    "triton",
+    "spmd-types",
+    "wrapt",
+    "contextvars-extras",
+    "torchtitan",
+    "ray",
+)
+_EXTRAS: Final = {"torch": "torch", "triton": "triton", "spmd_types": "spmd"}
+
+
+@dataclass(frozen=True)
+class Absent:
+    """
+    A framework whose contexts cannot be shown.
+
+    Attributes:
+        framework: The package.
+        reason: Why: it is not installed, or how its import failed.
+        fix: The command that installs it; None where that is not what is needed.
+    """
+
+    framework: str
+    reason: str
+    fix: str | None
+
+
+def import_frameworks() -> tuple[Absent, ...]:
+    """Import every framework of the catalog that is installed; return the others."""
+    absent: dict[str, Absent] = {}
+    for module in CATALOG:
+        framework = module.partition(".")[0]
+        if framework in absent:
+            continue
+        try:
+            import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name == framework:
+                wanted = f"'ctxcarry[{_EXTRAS[framework]}]'" if framework in _EXTRAS else framework
+                fix = f"pip install {wanted}"
+                absent[framework] = Absent(framework, "is not installed", fix)
+            else:
+                absent[framework] = _broken(module, error)
+        except Exception as error:  # noqa: BLE001 - a broken framework must not hide the others; told
+            absent[framework] = _broken(module, error)
+    return tuple(absent.values())
+
+
+def load_offered() -> dict[str, str]:
+    """Load the carriers of entry points; return those that failed, each with what happened."""
+    try:
+        ctxcarry.load_entry_points()
+    except ctxcarry.CarrierError as error:
+        return {error.carrier: str(error)}
+    return {}
+
+
+def versions() -> dict[str, str | None]:
+    """Return the version of Python and of each package that matters; None if not installed."""
+    found: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "ctxcarry": ctxcarry.__version__,
+    }
+    for distribution in _DISTRIBUTIONS:
+        try:
+            found[distribution] = version(distribution)
+        except PackageNotFoundError:
+            found[distribution] = None
+    return found
+
+
+def _broken(module: str, error: Exception) -> Absent:
+    text = " ".join(f"import {module}: {type(error).__name__}: {error}".split())
+    return Absent(module.partition(".")[0], f"cannot be imported ({text})", None)

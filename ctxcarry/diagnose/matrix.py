@@ -1,0 +1,160 @@
+"""The matrix: every carrier over every boundary, run both ways. Nothing is printed here."""
+
+from __future__ import annotations
+
+from contextvars import Context
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import ctxcarry
+from ctxcarry.diagnose.attempt import Attempt, told
+from ctxcarry.diagnose.boundaries import BOUNDARIES, as_found
+from ctxcarry.diagnose.probes import GENERIC, PROBES
+from ctxcarry.errors import CarrierError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ctxcarry import Carrier
+    from ctxcarry._policy import Policy
+    from ctxcarry.diagnose.boundaries import Boundary
+    from ctxcarry.diagnose.probes import Maker, Probe
+
+__all__ = ("NO_PROBE", "PROBED", "PROCESS_WIDE", "Cell", "Matrix", "Row", "run_matrix")
+
+PROBED: Final = "probed"
+PROCESS_WIDE: Final = "process-wide"
+NO_PROBE: Final = "no probe"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """
+    One carrier over one boundary.
+
+    Attributes:
+        plain: ``"lost"`` or ``"kept"``; None when it could not be found out.
+        carried: ``"ok"`` or ``"failed"``.
+        after: ``"clean"`` when both threads were as before, ``"left"`` when not;
+            None when it could not be found out.
+        error: What went wrong, in words; None when nothing did.
+    """
+
+    plain: str | None
+    carried: str
+    after: str | None
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the context arrived and nothing stayed behind."""
+        return self.error is None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One carrier: its name, whether it is `PROBED`, and its cells by boundary."""
+
+    carrier: str
+    kind: str
+    cells: dict[str, Cell]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """
+    All rows.
+
+    Attributes:
+        boundaries: The columns.
+        rows: A row for each carrier.
+        faults: Carriers that failed while others were probed, each with what
+            happened. They were left out of the others' cells from then on.
+    """
+
+    boundaries: tuple[Boundary, ...]
+    rows: tuple[Row, ...]
+    faults: dict[str, str]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every context arrived everywhere and nothing stayed behind."""
+        return not self.faults and all(c.ok for row in self.rows for c in row.cells.values())
+
+
+def run_matrix(boundaries: Sequence[Boundary] = BOUNDARIES) -> Matrix:
+    """
+    Run the carriers of the default registry, and one of each generic kind.
+
+    Registry, instrumentation and contexts are afterwards as they were.
+
+    Args:
+        boundaries: What to cross.
+
+    Returns:
+        What was seen. What a probe raises is in its cells.
+    """
+    return Context().run(_run, tuple(boundaries))
+
+
+def _run(boundaries: tuple[Boundary, ...]) -> Matrix:
+    faults: dict[str, str] = {}
+    with as_found():
+        rows = [_row(carrier, boundaries, faults) for carrier in ctxcarry.carriers()]
+        rows += [_probed(name, make, boundaries, faults) for name, make in GENERIC.items()]
+    return Matrix(boundaries, tuple(rows), faults)
+
+
+def _row(carrier: Carrier, boundaries: tuple[Boundary, ...], faults: dict[str, str]) -> Row:
+    if getattr(carrier, "process_wide", False):
+        return Row(carrier.name, PROCESS_WIDE, {})
+    make = PROBES.get(carrier.name)
+    if make is None:
+        return Row(carrier.name, NO_PROBE, {})
+    return _probed(carrier.name, make, boundaries, faults)
+
+
+def _probed(
+    name: str, make: Maker, boundaries: tuple[Boundary, ...], faults: dict[str, str]
+) -> Row:
+    try:
+        with make() as probe:
+            cells = {b.name: _cell(name, probe, b, faults) for b in boundaries}
+    except Exception as error:  # noqa: BLE001 - told in every cell of the row
+        failed = Cell(None, "failed", None, f"the probe failed: {told(error)}")
+        cells = {b.name: failed for b in boundaries}
+    return Row(name, PROBED, cells)
+
+
+def _cell(name: str, probe: Probe, boundary: Boundary, faults: dict[str, str]) -> Cell:
+    plain = Attempt(boundary.plain, probe)
+    if plain.error is not None:
+        return Cell(None, "failed", None, f"the plain way failed: {told(plain.error)}")
+    carried = Attempt(boundary.carried, probe, _policies(name, probe, faults))
+    while others := _to_blame(carried.error, {name, *faults}):
+        faults.update(others)
+        carried = Attempt(boundary.carried, probe, _policies(name, probe, faults))
+    lost, stays = carried.lost(), carried.stays()
+    return Cell(
+        "lost" if plain.lost() else "kept",
+        "failed" if lost else "ok",
+        None if carried.crossing is None else "left" if stays else "clean",
+        "; ".join(filter(None, (lost, stays))) or None,
+    )
+
+
+def _policies(name: str, probe: Probe, faults: dict[str, str]) -> list[Policy]:
+    if probe.alone:
+        return [ctxcarry.policy(propagate=name, unchanged="*")]
+    at_fault = faults.keys() - {name}
+    return [ctxcarry.suppress(*at_fault)] if at_fault else []
+
+
+def _to_blame(error: BaseException | None, known: set[str]) -> dict[str, str]:
+    """Return the carriers that `error` names, apart from those `known`, each with its words."""
+    if isinstance(error, CarrierError):
+        return {} if error.carrier in known else {error.carrier: str(error)}
+    blamed: dict[str, str] = {}
+    for inner in getattr(error, "exceptions", ()):
+        blamed |= _to_blame(inner, known)
+    return blamed

@@ -1,0 +1,35 @@
+"""
+Probes: for each carrier, how its context is set for real and what code then sees.
+
+A maker is a context manager that yields a `Probe`; it sets up, and takes down
+again, what the probe needs. To have ``doctor`` show one more carrier, write a
+maker in the file of its framework and name it here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ctxcarry.diagnose.probes import generic, spmd_types, torch, triton
+from ctxcarry.diagnose.probes._probe import Maker, Probe, ProbeError, Read
+
+__all__ = ("GENERIC", "PROBES", "Maker", "Probe", "ProbeError", "Read")
+
+PROBES: Final[dict[str, Maker]] = {
+    "contextvars": generic.contextvars,
+    "torch.inference_mode": torch.inference_mode,
+    "torch.grad_mode": torch.grad_mode,
+    "torch.autocast": torch.autocast,
+    "torch.device_mesh": torch.device_mesh,
+    "triton.allocator": triton.allocator,
+    "spmd_types.state": spmd_types.state,
+}
+"""The maker of the probe for each carrier of the catalog, by the carrier's name."""
+
+GENERIC: Final[dict[str, Maker]] = {
+    "ContextVarCarrier": generic.context_var_carrier,
+    "ThreadLocalCarrier": generic.thread_local_carrier,
+    "ValueCarrier": generic.value_carrier,
+    "ContextVarsRegistryCarrier": generic.context_vars_registry_carrier,
+}
+"""Makers that also register a carrier of this kind, on a throwaway context, while they run."""

@@ -1,0 +1,112 @@
+"""Probes of what needs no framework: ContextVars, and the carriers for contexts of your own."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+import ctxcarry
+from ctxcarry.diagnose.probes._probe import Probe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ctxcarry import Carrier
+
+__all__ = (
+    "context_var_carrier",
+    "context_vars_registry_carrier",
+    "contextvars",
+    "thread_local_carrier",
+    "value_carrier",
+)
+
+
+@contextmanager
+def contextvars() -> Iterator[Probe]:
+    """Probe a ContextVar that no other carrier knows."""
+    variable = ContextVar("ctxcarry.doctor", default="default")
+    yield Probe(lambda: _set(variable), variable.get)
+
+
+@contextmanager
+def context_var_carrier() -> Iterator[Probe]:
+    """Probe a ContextVar with a carrier of its own."""
+    variable = ContextVar("ctxcarry.doctor", default="default")
+    with _registered(ctxcarry.ContextVarCarrier(variable, "ContextVarCarrier")):
+        yield Probe(lambda: _set(variable), variable.get, alone=True)
+
+
+@contextmanager
+def thread_local_carrier() -> Iterator[Probe]:
+    """Probe a list in a ``threading.local``, which its owner changes in place."""
+    local = threading.local()
+
+    @contextmanager
+    def pushed() -> Iterator[None]:
+        local.stack = ["set"]
+        try:
+            yield
+        finally:
+            del local.stack
+
+    with _registered(ctxcarry.ThreadLocalCarrier(local, name="ThreadLocalCarrier")):
+        yield Probe(pushed, lambda: tuple(getattr(local, "stack", ())))
+
+
+@contextmanager
+def value_carrier() -> Iterator[Probe]:
+    """Probe a value that a getter and a setter keep for each thread."""
+    local = threading.local()
+
+    def read() -> object:
+        return getattr(local, "value", "default")
+
+    def write(value: object) -> None:
+        local.value = value
+
+    @contextmanager
+    def written() -> Iterator[None]:
+        write("set")
+        try:
+            yield
+        finally:
+            write("default")
+
+    with _registered(ctxcarry.ValueCarrier("ValueCarrier", read, write, default="default")):
+        yield Probe(written, read)
+
+
+@contextmanager
+def context_vars_registry_carrier() -> Iterator[Probe]:
+    """Probe a registry of contextvars-extras."""
+    # Imported here: it takes longer than all of ctxcarry.
+    from contextvars_extras import ContextVarsRegistry  # noqa: PLC0415
+
+    class Current(ContextVarsRegistry):  # type: ignore[misc]  # the library has no types
+        value: str = "default"
+
+    current = Current()
+    carrier = ctxcarry.ContextVarsRegistryCarrier(current, "ContextVarsRegistryCarrier")
+    with _registered(carrier):
+        yield Probe(lambda: current(value="set"), lambda: current.value, alone=True)
+
+
+@contextmanager
+def _set(variable: ContextVar[str]) -> Iterator[None]:
+    token = variable.set("set")
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+@contextmanager
+def _registered(carrier: Carrier) -> Iterator[None]:
+    ctxcarry.register(carrier)
+    try:
+        yield
+    finally:
+        ctxcarry.unregister(carrier.name)
