@@ -132,10 +132,13 @@ def _over_base(method: Callable[..., Any], policy: Policy | None) -> Callable[..
 
 
 def _follow_subclasses(cls: type, policy: Policy | None) -> None:
-    inherited = cls.__init_subclass__.__func__  # type: ignore[attr-defined]
+    own = vars(cls).get("__init_subclass__")
 
     def __init_subclass__(subclass: type, **kwargs: Any) -> None:  # noqa: N807
-        inherited(subclass, **kwargs)
+        if own is None:
+            super(cls, subclass).__init_subclass__(**kwargs)
+        else:
+            own.__get__(None, subclass)(**kwargs)
         _wrap_own_methods(subclass, policy)
 
     cls.__init_subclass__ = classmethod(__init_subclass__)  # type: ignore[assignment,arg-type]

@@ -8,6 +8,9 @@ loop is unrolled once, when the plan is made.
 For the carriers ``a`` (which can be put) and ``b`` the source is::
 
     def read():
+        return (read0(), read1(), )
+
+    def here():
         return (capture0(), capture1(), )
 
     def enter(states, applied):
@@ -61,12 +64,13 @@ _APPLY = """
             applied[-1] = (undo{i}, token, name{i})"""
 
 
-def fuse(steps: Sequence[Step]) -> tuple[Read, Enter]:
+def fuse(steps: Sequence[Step]) -> tuple[Read, Read, Enter]:
     """
-    Return ``read()`` and ``enter(states, applied)`` for `steps`.
+    Return ``read()``, ``here()`` and ``enter(states, applied)`` for `steps`.
 
-    `read` captures every state. `enter` applies those that differ from what is
-    current and appends to `applied` what undoes each.
+    `read` returns the states of a snapshot and `here` those of this thread: the
+    same, but for contexts that the policy clears. `enter` applies the states
+    that differ from what is current and appends to `applied` what undoes each.
     """
     indices = range(len(steps))
     names: dict[str, Any] = {"UNCHANGED": UNCHANGED}
@@ -74,6 +78,7 @@ def fuse(steps: Sequence[Step]) -> tuple[Read, Enter]:
     for i, step in enumerate(steps):
         put = getattr(step.carrier, "put", None)
         names |= {
+            f"read{i}": step.read,
             f"capture{i}": step.capture,
             f"apply{i}": step.apply,
             f"undo{i}": step.undo,
@@ -82,15 +87,19 @@ def fuse(steps: Sequence[Step]) -> tuple[Read, Enter]:
             f"default{i}": getattr(step.carrier, "default", MISSING),
         }
         body += (_APPLY if put is None else _PUT).format(i=i)
-    captured = "".join(f"capture{i}(), " for i in indices)
+    read = "".join(f"read{i}(), " for i in indices)
+    here = "".join(f"capture{i}(), " for i in indices)
     states = "".join(f"state{i}, " for i in indices)
     unpack = f"({states}) = states" if steps else "pass"
     source = f"""
 def read():
-    return ({captured})
+    return ({read})
+
+def here():
+    return ({here})
 
 def enter(states, applied):
     {unpack}{body}
 """
     exec(source, names)  # noqa: S102 - made of nothing but the templates above
-    return names["read"], names["enter"]
+    return names["read"], names["here"], names["enter"]

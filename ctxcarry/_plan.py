@@ -22,9 +22,16 @@ CONTEXTVARS = "contextvars"
 
 
 class Step(NamedTuple):
-    """One carrier of a plan, its methods bound."""
+    """
+    One carrier of a plan, its methods bound.
+
+    Attributes:
+        read: What the snapshot takes as the state: `capture`, or a function that
+            returns the unset state when the policy clears this context.
+    """
 
     name: str
+    read: Callable[[], object]
     capture: Callable[[], object]
     apply: Callable[[object], object]
     undo: Callable[[object], None]
@@ -44,7 +51,7 @@ class Plan:
         actions: The action for every carrier, by name.
         in_context: Whether a call runs in a Context of its own.
         empty: Whether there is nothing to carry at all.
-        read, enter: See `ctxcarry._fuse`.
+        read, here, enter: See `ctxcarry._fuse`.
     """
 
     __slots__ = (
@@ -55,6 +62,7 @@ class Plan:
         "edits",
         "empty",
         "enter",
+        "here",
         "in_context",
         "read",
         "steps",
@@ -84,18 +92,13 @@ class Plan:
         self.absorbed = tuple(absorbed)
         self.in_context = self.contexts != UNCHANGED_BY_POLICY or bool(edits)
         self.empty = not steps and not self.in_context
-        self.read, self.enter = fuse(steps)
+        self.read, self.here, self.enter = fuse(steps)
 
 
 def _step(carrier: Carrier, action: str) -> Step:
-    capture = carrier.capture
-    if action == CLEAR:
-        unset = getattr(carrier, "default", MISSING)
-
-        def capture() -> object:
-            return unset
-
-    return Step(carrier.name, capture, carrier.apply, carrier.undo, carrier)
+    unset = getattr(carrier, "default", MISSING)
+    read = (lambda: unset) if action == CLEAR else carrier.capture
+    return Step(carrier.name, read, carrier.capture, carrier.apply, carrier.undo, carrier)
 
 
 def variables_of(carrier: Carrier) -> tuple[ContextVar[Any], ...]:

@@ -122,7 +122,9 @@ class Snapshot:
             if is_set(step.carrier, state)
         }
         states = tuple(
-            by_name.get(step.name, state) if not is_set(step.carrier, state) else state
+            state
+            if is_set(step.carrier, state) or self._plan.actions[step.name] == CLEAR
+            else by_name.get(step.name, state)
             for step, state in zip(self._plan.steps, self._states)
         )
         context = self._context

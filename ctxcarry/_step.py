@@ -54,7 +54,7 @@ class Stepper:
 
     def _step(self, advance: Callable[..., Any], args: tuple[object, ...]) -> Any:
         plan = self._plan
-        outside = plan.read()
+        outside = plan.here()
         if self._parked and self._thread == threading.get_ident():
             undo_all(self._parked)
         self._parked = []
@@ -76,7 +76,7 @@ class Stepper:
         outside: tuple[object, ...],
         error: BaseException | None,
     ) -> None:
-        self._states = self._plan.read()
+        self._states = self._plan.here()
         undo_all(applied, error)
         # What the body itself left changed is not undone by that. Setting it
         # back gives tokens, whose undo brings the body's own state back.

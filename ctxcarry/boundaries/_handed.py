@@ -132,11 +132,11 @@ class WatchedHanded(Handed):
         if not self.check_leaks:
             return super().run()
         plan = self.plan
-        before = plan.read()
+        before = plan.here()
         result = super().run()
         leaked = [
             step.name
-            for step, was, now in zip(plan.steps, before, plan.read())
+            for step, was, now in zip(plan.steps, before, plan.here())
             if not same_state(was, now)
         ]
         if leaked:

@@ -42,8 +42,8 @@ def executor(
     Return a thread pool whose tasks run in the context of whoever submitted them.
 
     A drop-in for `concurrent.futures.ThreadPoolExecutor`. Each `submit`, and
-    each `map` as a whole, takes a snapshot; the worker is as before once the
-    task has run.
+    each `map` as a whole, takes a snapshot; what was applied on the worker is
+    undone once the task has run.
 
     Args:
         max_workers: As for ``ThreadPoolExecutor``.
@@ -132,6 +132,7 @@ class CarryExecutor(ThreadPoolExecutor):
         release_when_done(future, handed)
         if self._bind_callbacks:
             future.__class__ = _BoundCallbacks
+            future._bind = self._bind  # type: ignore[attr-defined]
         if self._merged is not None and isinstance(handed, WatchedHanded):
             self._merged[future] = handed
         return future
@@ -164,6 +165,9 @@ class CarryExecutor(ThreadPoolExecutor):
             variable.set(value)
         return result
 
+    def _bind(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        return capture_with(self._registry.plan(self._policy)).wrap(fn)
+
     def _watch(self, handed: WatchedHanded) -> None:
         handed.worker = self._worker
         handed.check_leaks = self._check_leaks
@@ -179,8 +183,10 @@ class CarryExecutor(ThreadPoolExecutor):
 class _BoundCallbacks(Future[Any]):
     """A future whose callbacks run in the context of whoever added them."""
 
+    _bind: Callable[[Callable[..., Any]], Callable[..., Any]]
+
     def add_done_callback(self, fn: Callable[[Future[Any]], object], /) -> None:
-        super().add_done_callback(default_registry.capture().wrap(fn))
+        super().add_done_callback(self._bind(fn))
 
 
 def _initialize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -93,5 +94,10 @@ def wrap_executor(pool: E, *, policy: Policy | None = None, registry: Registry |
         return pool
     if not callable(getattr(pool, "submit", None)):
         msg = f"wrap_executor takes a concurrent.futures.Executor, not {pool!r}"
+        raise TypeError(msg)
+    # Importing it would import all of multiprocessing.
+    processes = sys.modules.get("concurrent.futures.process")
+    if processes is not None and isinstance(pool, processes.ProcessPoolExecutor):
+        msg = f"wrap_executor takes a pool of threads; {pool!r} runs its work in other processes"
         raise TypeError(msg)
     return WrappedExecutor(pool, default_registry if registry is None else registry, policy)
