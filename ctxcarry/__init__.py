@@ -8,6 +8,7 @@ work is handed over and restores it where the work runs.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ctxcarry._api import bind, capture, carriers, policy, register, suppress, unregister
@@ -22,6 +23,7 @@ from ctxcarry._registry import Registry
 from ctxcarry._snapshot import Snapshot
 from ctxcarry.boundaries._install import install, installed, uninstall
 from ctxcarry.boundaries.executor import executor
+from ctxcarry.boundaries.thread import Thread, Timer
 from ctxcarry.errors import (
     CarrierError,
     ContextMismatchError,
@@ -35,6 +37,8 @@ from ctxcarry.errors import (
 )
 
 if TYPE_CHECKING:
+    from ctxcarry.boundaries.asyncio import run_in_executor, to_thread
+    from ctxcarry.boundaries.dataloader import worker_init_fn
     from ctxcarry.boundaries.wrapped import wrap_executor
 
 __version__ = "0.1.0"
@@ -54,7 +58,9 @@ __all__ = (
     "NotPortableError",
     "Registry",
     "Snapshot",
+    "Thread",
     "ThreadLocalCarrier",
+    "Timer",
     "UnknownCarrierError",
     "ValueCarrier",
     "WireError",
@@ -72,16 +78,25 @@ __all__ = (
     "suppress",
     "uninstall",
     "unregister",
+    "run_in_executor",
+    "to_thread",
+    "worker_init_fn",
     "wrap_executor",
 )
 
 
-def __getattr__(name: str) -> object:
-    # What needs wrapt waits until it is asked for: wrapt takes 100 ms to import.
-    if name == "wrap_executor":
-        from ctxcarry.boundaries.wrapped import wrap_executor  # noqa: PLC0415
+# What needs wrapt, asyncio or torch waits until it is asked for.
+_LAZY = {
+    "run_in_executor": "ctxcarry.boundaries.asyncio",
+    "to_thread": "ctxcarry.boundaries.asyncio",
+    "worker_init_fn": "ctxcarry.boundaries.dataloader",
+    "wrap_executor": "ctxcarry.boundaries.wrapped",
+}
 
-        return wrap_executor
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     msg = f"module 'ctxcarry' has no attribute {name!r}"
     raise AttributeError(msg)
 

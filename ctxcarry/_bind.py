@@ -32,6 +32,9 @@ class Bound:
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
 
+    def __reduce__(self) -> tuple[type[Bound], tuple[Snapshot, Callable[..., Any]]]:
+        return Bound, (self._snapshot, self.__wrapped__)
+
     def __repr__(self) -> str:
         return f"<{self.__wrapped__!r} bound to {self._snapshot!r}>"
 

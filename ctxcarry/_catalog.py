@@ -12,30 +12,49 @@ from ctxcarry.errors import CtxCarryWarning
 if TYPE_CHECKING:
     from ctxcarry._registry import Registry
 
-__all__ = ("CATALOG", "KNOWN", "follow_imports")
+__all__ = ("CATALOG", "KNOWN", "follow_imports", "import_framework_of")
 
-CATALOG: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
-    # the module whose import makes the contexts exist: (its carriers' file, their names)
-    "torch": (
-        "ctxcarry._carriers.torch",
-        ("torch.inference_mode", "torch.grad_mode", "torch.autocast"),
+# The module whose import makes the contexts exist, the file of their carriers, their names.
+CATALOG: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
+    ("torch", "torch", ("torch.inference_mode", "torch.grad_mode", "torch.autocast")),
+    (
+        "torch",
+        "torch_modes",
+        ("torch.default_device", "torch.function_modes", "torch.dispatch_modes"),
     ),
-    "torch.distributed.device_mesh": ("ctxcarry._carriers.device_mesh", ("torch.device_mesh",)),
-    "triton": ("ctxcarry._carriers.triton", ("triton.allocator", "triton.profile_allocator")),
-    "spmd_types": ("ctxcarry._carriers.spmd_types", ("spmd_types.state",)),
-}
+    ("torch", "torch_autograd", ("torch.saved_tensors_hooks", "torch.multithreading")),
+    ("torch", "torch_cuda", ("torch.cuda_device", "torch.cuda_stream")),
+    ("torch.distributed.device_mesh", "device_mesh", ("torch.device_mesh",)),
+    ("torch.distributed._dist2", "torch_process_group", ("torch.process_group",)),
+    ("ctxcarry.process_groups", "process_groups", ("process_groups",)),
+    ("triton", "triton", ("triton.allocator", "triton.profile_allocator")),
+    ("spmd_types", "spmd_types", ("spmd_types.state",)),
+    ("torchtitan.distributed.spmd_types", "torchtitan", ("torchtitan.mesh",)),
+)
 
-KNOWN: Final = frozenset(name for _, names in CATALOG.values() for name in names)
+KNOWN: Final = frozenset(name for _, _, names in CATALOG for name in names)
 
 
 def follow_imports(registry: Registry) -> None:
     """Register the catalog's carriers with `registry` now or when their frameworks come."""
-    for module, (file, names) in CATALOG.items():
+    for module, file, names in CATALOG:
 
-        def load(file: str = file, names: tuple[str, ...] = names) -> None:
+        def load(file: str = f"ctxcarry._carriers.{file}", names: tuple[str, ...] = names) -> None:
             _load(registry, file, names)
 
         when_imported(module, load)
+
+
+def import_framework_of(name: str) -> bool:
+    """Import the framework that the context `name` belongs to; say whether it is there."""
+    for module, _, names in CATALOG:
+        if name in names:
+            try:
+                import_module(module)
+            except ImportError:
+                return False
+            return True
+    return False
 
 
 def _load(registry: Registry, file: str, names: tuple[str, ...]) -> None:

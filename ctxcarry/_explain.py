@@ -21,6 +21,7 @@ def explain(snapshot: Snapshot) -> str:
     plan = snapshot._plan
     states = {step.name: (step.carrier, state) for step, state in zip(plan.steps, snapshot._states)}
     by_variables = {c.name: c for c in (*plan.absorbed, *(c for c, _ in plan.edits))}
+    process_wide = {carrier.name for carrier in plan.process_wide}
     lines = [f"snapshot captured {snapshot._origin or '(place not recorded)'}"]
     for name, action in plan.actions.items():
         if action == UNCHANGED_BY_POLICY:
@@ -30,6 +31,8 @@ def explain(snapshot: Snapshot) -> str:
         elif name == CONTEXTVARS:
             count = len(snapshot._context or ())
             text = f"captured: {count} variable{'s' * (count != 1)}" if count else "nothing set"
+        elif name in process_wide:
+            text = "shared by all threads of a process, so that only other processes are told"
         elif name in by_variables:
             text = _by_variables(snapshot, by_variables[name])
         else:

@@ -42,12 +42,15 @@ class Plan:
     """
     What to capture and apply, decided once for a registry and a policy.
 
+    With `everywhere`, contexts that all threads share are applied like the others.
+
     Attributes:
         steps: Carriers of thread state, in the order in which they are applied.
         contexts: What happens to the ContextVars as a whole: an action of a policy.
         copies_context: Whether the ContextVars are propagated.
         edits: Carriers whose variables are treated otherwise than `contexts` says.
         absorbed: Carriers whose variables `contexts` already carries.
+        process_wide: Carriers of what all threads share, which other processes need.
         actions: The action for every carrier, by name.
         in_context: Whether a call runs in a Context of its own.
         empty: Whether there is nothing to carry at all.
@@ -64,12 +67,16 @@ class Plan:
         "enter",
         "here",
         "in_context",
+        "process_wide",
         "read",
         "steps",
     )
 
-    def __init__(self, carriers: Iterable[Carrier], policy: Policy) -> None:
+    def __init__(
+        self, carriers: Iterable[Carrier], policy: Policy, *, everywhere: bool = False
+    ) -> None:
         carriers = tuple(carriers)
+        process_wide: list[Carrier] = []
         self.actions = {c.name: policy.action(c.name) for c in carriers}
         self.contexts = self.actions.get(CONTEXTVARS, UNCHANGED_BY_POLICY)
         self.copies_context = self.contexts == PROPAGATE
@@ -80,7 +87,10 @@ class Plan:
             action = self.actions[carrier.name]
             if carrier.name == CONTEXTVARS:
                 continue
-            if hasattr(carrier, "variables"):
+            if getattr(carrier, "process_wide", False) and not everywhere:
+                if action != UNCHANGED_BY_POLICY:
+                    process_wide.append(carrier)
+            elif hasattr(carrier, "variables"):
                 if action == self.contexts:
                     absorbed.append(carrier)
                 else:
@@ -90,6 +100,7 @@ class Plan:
         self.steps = tuple(steps)
         self.edits = tuple(edits)
         self.absorbed = tuple(absorbed)
+        self.process_wide = tuple(process_wide)
         self.in_context = self.contexts != UNCHANGED_BY_POLICY or bool(edits)
         self.empty = not steps and not self.in_context
         self.read, self.here, self.enter = fuse(steps)

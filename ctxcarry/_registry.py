@@ -44,6 +44,7 @@ class Registry:
         self._known = frozenset(known)
         self._unavailable: dict[str, str] = {}
         self._plans: dict[Policy, Plan] = {}
+        self._far_plans: dict[tuple[frozenset[str], frozenset[str], bool], Plan] = {}
         self._default = Plan((), _PROPAGATE_ALL)
 
     def register(self, carrier: C, *, after: Iterable[str] = ()) -> C:
@@ -146,6 +147,27 @@ class Registry:
         plan = self._plans.get(policy)
         return plan if plan is not None else self._make_plan(policy)
 
+    def get(self, name: str) -> Carrier | None:
+        """Return the carrier called `name`, or None."""
+        return self._carriers.get(name)
+
+    def far_plan(
+        self, propagate: frozenset[str], clear: frozenset[str], *, in_context: bool
+    ) -> Plan:
+        """Return the plan for a snapshot that came from another process with these names."""
+        key = propagate, clear, in_context
+        plan = self._far_plans.get(key)
+        if plan is None:
+            carriers = [c for n, c in self._carriers.items() if n in propagate or n in clear]
+            policy = Policy(propagate=propagate, clear=clear, unchanged=REMAINING)
+            plan = Plan(carriers, policy, everywhere=True)
+            plan.in_context = plan.in_context or in_context
+            plan.empty = plan.empty and not in_context
+            if len(self._far_plans) >= _PLANS_KEPT:
+                self._far_plans.clear()
+            self._far_plans[key] = plan
+        return plan
+
     def unavailable(self) -> dict[str, str]:
         """Return the known contexts that cannot be carried here, each with the reason."""
         return dict(self._unavailable)
@@ -160,7 +182,7 @@ class Registry:
             for name in sorted(policy.names):
                 if name not in self._carriers and name not in self._known:
                     raise UnknownCarrierError.of(name, sorted({*self._carriers, *self._known}))
-            plan = Plan(self._in_thread(), policy)
+            plan = Plan(self._carriers.values(), policy)
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.clear()
             self._plans[policy] = plan
@@ -171,14 +193,12 @@ class Registry:
             if name in self._unavailable and name not in self._carriers:
                 raise CarrierError(name, "capture", self._unavailable[name])
 
-    def _in_thread(self) -> list[Carrier]:
-        return [c for c in self._carriers.values() if not getattr(c, "process_wide", False)]
-
     def _replace(self, carriers: dict[str, Carrier], after: dict[str, tuple[str, ...]]) -> None:
         self._carriers = _ordered(carriers, after)
         self._after = after
         self._plans = {}
-        self._default = Plan(self._in_thread(), _PROPAGATE_ALL)
+        self._far_plans = {}
+        self._default = Plan(self._carriers.values(), _PROPAGATE_ALL)
 
 
 def _ordered(carriers: dict[str, Carrier], after: dict[str, tuple[str, ...]]) -> dict[str, Carrier]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ctxcarry._capture import Edits
     from ctxcarry._plan import Plan
+    from ctxcarry._registry import Registry
 
     P = ParamSpec("P")
     T = TypeVar("T")
@@ -132,6 +133,64 @@ class Snapshot:
             context = filled(context, base._context)
         return Snapshot(self._plan, context, states, self._edits, self._origin)
 
+    def dumps(self, *, not_portable: str | None = None) -> bytes:
+        """
+        Return this snapshot as bytes for another process: contexts by name, not code.
+
+        A Triton allocator travels by import path, process groups and meshes by
+        name, global ranks and shape, ContextVars by the module that they are in.
+        Contexts that are not set are left out, and left alone over there.
+
+        Args:
+            not_portable: What to do about a context that cannot travel:
+                ``"raise"``, ``"warn"`` or ``"skip"``; as each carrier says unless
+                given, which is to warn.
+
+        Raises:
+            NotPortableError: If a context cannot travel, and that is to raise.
+            CarrierError: If a carrier's ``dump`` fails.
+        """
+        from ctxcarry._portable import dumps  # noqa: PLC0415 - needed for other processes only
+
+        return dumps(self, not_portable)
+
+    @classmethod
+    def loads(
+        cls,
+        data: bytes,
+        *,
+        trusted: bool = False,
+        strict: bool = False,
+        registry: Registry | None = None,
+    ) -> Snapshot:
+        """
+        Return the snapshot that `dumps` wrote, in this or another process.
+
+        Args:
+            data: The bytes.
+            trusted: Whether pickled values are unpickled and names imported,
+                both of which run code. Process pools do so with their own.
+            strict: Raise where something cannot be loaded, instead of warning
+                and carrying the rest.
+            registry: Carriers to use instead of `ctxcarry.registry`.
+
+        Raises:
+            WireError: If the bytes are damaged, of another version, or (with
+                `strict`) not loadable in full.
+            ContextMismatchError: If a process group or mesh of this process is
+                not what the snapshot names.
+        """
+        from ctxcarry._portable import loads  # noqa: PLC0415
+
+        if registry is None:
+            from ctxcarry._default import registry as default  # noqa: PLC0415
+
+            registry = default
+        return loads(data, trusted=trusted, strict=strict, registry=registry)
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Snapshot], tuple[bytes]]:
+        return _loads_trusted, (self.dumps(),)
+
     def explain(self) -> str:
         """Return, a line for each carrier, what was captured, skipped or not set, and where."""
         return explain(self)
@@ -161,3 +220,8 @@ class Snapshot:
             if edited is variable:
                 return value
         return MISSING if self._context is None else self._context.get(variable, MISSING)
+
+
+def _loads_trusted(data: bytes) -> Snapshot:
+    """Load what a pickle holds, which its reader trusts already."""
+    return Snapshot.loads(data, trusted=True)

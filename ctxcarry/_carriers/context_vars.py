@@ -64,6 +64,24 @@ class VariablesCarrier(CarrierBase):
         self.name = name
         self.variables = variables
 
+    pickles = True
+
+    def state_of(self, values: dict[ContextVar[Any], object]) -> object:
+        """Return the state in which the variables have `values`, `MISSING` among them."""
+        return {v: value for v, value in values.items() if value is not MISSING} or MISSING
+
+    def values_of(self, state: Any) -> dict[ContextVar[Any], object]:
+        """Return the values of the variables in `state`."""
+        return {v: state.get(v, MISSING) for v in self.variables()}
+
+    def dump(self, state: Any) -> object:
+        """Return the values by the names of the variables."""
+        return {variable.name: value for variable, value in state.items()}
+
+    def load(self, payload: Any) -> object:
+        """Return the state for values by name; names that are not known here are left out."""
+        return {v: payload[v.name] for v in self.variables() if v.name in payload}
+
     def capture(self) -> object:
         """Return the values by variable, or `MISSING` when none is set."""
         here = copy_context()
@@ -139,3 +157,19 @@ class ContextVarCarrier(VariablesCarrier):
                 `Snapshot.run` and `Snapshot.wrap` can unset it all the same.
         """
         return super().apply(MISSING if state is MISSING else {self.variable: state})
+
+    def state_of(self, values: dict[ContextVar[Any], object]) -> object:
+        """Return the value of the one variable."""
+        return values[self.variable]
+
+    def values_of(self, state: Any) -> dict[ContextVar[Any], object]:
+        """Return the one value by the one variable."""
+        return {self.variable: state}
+
+    def dump(self, state: Any) -> object:
+        """Return the value."""
+        return state
+
+    def load(self, payload: Any) -> object:
+        """Return the value."""
+        return payload

@@ -62,6 +62,18 @@ class DeviceMeshCarrier(CarrierBase):
         """Put the former stack back."""
         self._local.mesh_stack = token
 
+    def dump(self, state: Any) -> object:
+        """Return each mesh by its ranks and the names of its dimensions."""
+        from ctxcarry._carriers._groups import dump_mesh  # noqa: PLC0415 - for processes only
+
+        return [dump_mesh(mesh) for mesh in state]
+
+    def load(self, payload: Any) -> object:
+        """Return the meshes of this process that are like them."""
+        from ctxcarry._carriers._groups import find_mesh  # noqa: PLC0415
+
+        return tuple(find_mesh(self.name, mesh) for mesh in payload)
+
     def describe(self, state: object) -> str:
         """Name the dimensions of the innermost mesh."""
         if not isinstance(state, tuple):

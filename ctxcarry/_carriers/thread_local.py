@@ -38,6 +38,8 @@ class ThreadLocalCarrier(CarrierBase):
         ValueError: If `local` is an object and no name is given.
     """
 
+    pickles = True
+
     def __init__(
         self,
         local: str | threading.local,
@@ -83,6 +85,14 @@ class ThreadLocalCarrier(CarrierBase):
         assert isinstance(token, dict)
         fields = thread_fields(self._local)
         _replace(fields, self._current(fields), token)
+
+    def dump(self, state: object) -> object:
+        """Return the fields; their values travel as plain data or pickled."""
+        return state
+
+    def load(self, payload: object) -> object:
+        """Return the fields."""
+        return payload
 
     def _current(self, fields: dict[str, Any]) -> dict[str, Any]:
         if self._fields is None:

@@ -52,6 +52,14 @@ class GradModeCarrier(CarrierBase):
         """Set grad mode back."""
         torch._C._set_grad_enabled(bool(token))
 
+    def dump(self, state: object) -> object:
+        """Return the bool."""
+        return state
+
+    def load(self, payload: object) -> object:
+        """Return the bool."""
+        return payload is True
+
     def describe(self, state: object) -> str:
         """Say whether grad mode is enabled."""
         return "disabled" if state is False else "enabled"
@@ -79,6 +87,14 @@ class InferenceModeCarrier(CarrierBase):
         """Leave what `apply` entered."""
         assert isinstance(token, torch.inference_mode)
         token.__exit__(None, None, None)
+
+    def dump(self, state: object) -> object:
+        """Return the bool."""
+        return state
+
+    def load(self, payload: object) -> object:
+        """Return the bool."""
+        return payload is True
 
     def describe(self, state: object) -> str:
         """Say whether inference mode is enabled."""
@@ -143,6 +159,17 @@ class AutocastCarrier(CarrierBase):
             torch.set_autocast_enabled(device_type, enabled)
             torch.set_autocast_dtype(device_type, dtype)
         torch.set_autocast_cache_enabled(cache)
+
+    def dump(self, state: Any) -> object:
+        """Return nesting, cache flag, and the dtypes by name."""
+        nesting, cache, enabled = state
+        return [nesting, cache, {t: str(dtype).removeprefix("torch.") for t, dtype in enabled}]
+
+    def load(self, payload: Any) -> object:
+        """Return the state with torch's dtypes."""
+        nesting, cache, enabled = payload
+        dtypes = tuple((t, getattr(torch, dtype)) for t, dtype in enabled.items())
+        return int(nesting), bool(cache), dtypes
 
     def describe(self, state: object) -> str:
         """Name the device types and dtypes."""

@@ -20,9 +20,10 @@ from contextvars import ContextVar
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ctxcarry._carrier import MISSING
+from ctxcarry._addresses import address_of, found_at
 from ctxcarry._carriers.context_vars import ContextVarCarrier
 from ctxcarry._carriers.value import ValueCarrier
+from ctxcarry.errors import NotPortableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,22 +66,48 @@ def _allocation() -> ModuleType | None:
 def _carrier(name: str, module: ModuleType, field: str) -> Carrier:
     holder = getattr(module, field)
     if isinstance(holder, ContextVar):
-        return ContextVarCarrier(holder, name)
+        return AllocatorCarrier(holder, name)
     if hasattr(holder, "get") and hasattr(holder, "set"):
-        return _ProcessWide(name, holder.get, holder.set, default=_null(module))
-    return _ProcessWide(
+        return SharedAllocatorCarrier(name, holder.get, holder.set, default=holder.get())
+    return SharedAllocatorCarrier(
         name,
         lambda: getattr(module, field),
         lambda allocator: setattr(module, field, allocator),
-        default=holder if type(holder) is module.NullAllocator else module.NullAllocator(),
+        default=holder,
     )
 
 
-class _ProcessWide(ValueCarrier):
+class _ByImportPath:
+    """An allocator travels to another process by the name that it is imported under."""
+
+    pickles = False
+    imports = True
+
+    def dump(self, state: Any) -> object:
+        """Return ``module:name``."""
+        address = address_of(state)
+        if address is None:
+            msg = (
+                f"the allocator {state!r} has no import path: define it with `def` at the top of a "
+                "module (no lambda, no method, nothing in __main__ of a notebook)"
+            )
+            raise NotPortableError(msg)
+        return address
+
+    def load(self, payload: Any) -> object:
+        """Import the allocator."""
+        allocator = found_at(payload, imports=True)
+        if not callable(allocator):
+            msg = f"there is no allocator {payload!r} in this process"
+            raise NotPortableError(msg)
+        return allocator
+
+
+class AllocatorCarrier(_ByImportPath, ContextVarCarrier):
+    """The allocator of scratch memory for kernel launches, a ContextVar (triton#7685)."""
+
+
+class SharedAllocatorCarrier(_ByImportPath, ValueCarrier):
     """An allocator that all threads share, so that only other processes need to be told of it."""
 
     process_wide = True
-
-
-def _null(module: ModuleType) -> Any:
-    return getattr(module, "_NULL_ALLOCATOR", MISSING)

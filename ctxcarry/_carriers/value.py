@@ -29,6 +29,8 @@ class ValueCarrier(CarrierBase):
         default: The value that means "not set".
     """
 
+    pickles = True
+
     def __init__(
         self,
         name: str,
@@ -57,6 +59,14 @@ class ValueCarrier(CarrierBase):
     def undo(self, token: object) -> None:
         """Set the former value."""
         self._put(token, "undo")
+
+    def dump(self, state: object) -> object:
+        """Return the value, which travels as plain data or pickled."""
+        return state
+
+    def load(self, payload: object) -> object:
+        """Return the value."""
+        return payload
 
     def _put(self, value: object, stage: str) -> None:
         if value is MISSING:

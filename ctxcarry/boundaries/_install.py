@@ -4,77 +4,141 @@ from __future__ import annotations
 
 import threading
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from ctxcarry._imports import when_imported
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ("install", "installed", "uninstall")
+    from ctxcarry.boundaries._boundary import Boundary
 
-_BOUNDARIES = {"executor": "ctxcarry.boundaries.submit"}
+__all__ = ("install", "installed", "serve_decorated", "uninstall")
+
+
+class _Entry(NamedTuple):
+    """
+    A boundary that can be installed.
+
+    Attributes:
+        file: Its file in this package.
+        waits_for: The module that must be imported before it can be patched.
+    """
+
+    file: str
+    waits_for: str
+
+
+_BOUNDARIES = {
+    "executor": _Entry("submit", "concurrent.futures.thread"),
+    "thread": _Entry("threads", "threading"),
+    "thread_pool": _Entry("thread_pool", "multiprocessing.pool"),
+    "asyncio": _Entry("asyncio", "asyncio"),
+    "process": _Entry("process", "multiprocessing.process"),
+    "joblib": _Entry("joblib", "joblib"),
+    "dataloader": _Entry("dataloader", "torch.utils.data"),
+    "torch.futures": _Entry("torch_futures", "torch.futures"),
+}
 _lock = threading.RLock()
+_chosen: set[str] = set()
+_decorated = False
 
 
 def install(*boundaries: str) -> None:
     """
     Make boundaries carry without a change to the code that uses them.
 
-    Idempotent; can be undone by `uninstall`, in any order with the patches of
-    others.
+    Idempotent, and undone by `uninstall` in any order with the patches of
+    others. A boundary of a library that is not imported yet is installed when
+    it is.
 
     Args:
-        *boundaries: ``"executor"`` (every ``ThreadPoolExecutor``); all unless given.
+        *boundaries: ``"executor"`` (every ``ThreadPoolExecutor``), ``"thread"``
+            (every ``Thread`` and ``Timer``), ``"thread_pool"``, ``"asyncio"``,
+            ``"process"``, ``"joblib"``, ``"dataloader"``, ``"torch.futures"``;
+            all unless given.
 
     Raises:
         ValueError: If a boundary is unknown.
     """
-    _use(boundaries or _BOUNDARIES, True)
+    names = boundaries or tuple(_BOUNDARIES)
+    _check(names)
+    with _lock:
+        _chosen.update(names)
+        for name in names:
+            _refresh_when_imported(name)
 
 
 def uninstall(*boundaries: str) -> None:
     """
-    Take back what `install` did; functions under `ctxcarry.carry_context` stay carried.
+    Take back what `install` did.
 
     Args:
-        *boundaries: Names as for `install`; all unless given, and then the
-            patches that `ctxcarry.carry_context` put on too.
+        *boundaries: Names as for `install`; functions under
+            `ctxcarry.carry_context` stay carried. Without any, everything is
+            taken back, what `carry_context` patched included.
 
     Raises:
         ValueError: If a boundary is unknown.
     """
-    _use(boundaries or (*_BOUNDARIES, _DECORATED), False)
+    global _decorated  # noqa: PLW0603 - one switch for the process
+    _check(boundaries)
+    with _lock:
+        _chosen.difference_update(boundaries or tuple(_BOUNDARIES))
+        if not boundaries:
+            _decorated = False
+        for name in boundaries or tuple(_BOUNDARIES):
+            _refresh(name)
 
 
 def installed() -> tuple[str, ...]:
     """Return the names of the boundaries that are installed."""
-    return tuple(name for name in _BOUNDARIES if name in _users)
+    return tuple(name for name in _BOUNDARIES if name in _chosen)
 
 
 def serve_decorated() -> None:
     """Put on the patches that callables under `ctxcarry.carry_context` need."""
-    _use((_DECORATED,), True)
+    global _decorated  # noqa: PLW0603
+    with _lock:
+        if not _decorated:
+            _decorated = True
+            for name in _BOUNDARIES:
+                _refresh_when_imported(name)
 
 
-_DECORATED = "carry_context"
-_users: set[str] = set()
+_loaded: dict[str, Boundary] = {}
+_awaited: set[str] = set()
 
 
-def _use(names: Iterable[str], wanted: bool) -> None:  # noqa: FBT001 - on or off
-    names = tuple(names)
+def _refresh_when_imported(name: str) -> None:
+    """Have the boundary serve whom it is to serve, once there is something to patch."""
+    if name in _loaded:
+        _refresh(name)
+    elif name not in _awaited:
+        _awaited.add(name)
+        entry = _BOUNDARIES[name]
+
+        def load() -> None:
+            source = import_module(f"ctxcarry.boundaries.{entry.file}")
+            with _lock:
+                _loaded[name] = source.boundary
+                _refresh(name)
+
+        when_imported(entry.waits_for, load)
+
+
+def _refresh(name: str) -> None:
+    boundary = _loaded.get(name)
+    if boundary is not None:
+        boundary.use(decorated=_decorated, everything=name in _chosen)
+
+
+def _check(names: Iterable[str]) -> None:
     for name in names:
-        if name not in _BOUNDARIES and name != _DECORATED:
+        if name not in _BOUNDARIES:
             from difflib import get_close_matches  # noqa: PLC0415 - only to tell of a mistake
 
             close = get_close_matches(name, _BOUNDARIES, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             msg = f"no boundary is named {name!r}.{hint} Available: {', '.join(_BOUNDARIES)}"
             raise ValueError(msg)
-    with _lock:
-        _users.update(names) if wanted else _users.difference_update(names)
-        for name, module in _BOUNDARIES.items():
-            source = import_module(module)
-            needed = {name, _DECORATED} & _users
-            source.users.clear()
-            source.users.update(needed)
-            for patch in source.patches:
-                patch.put_on() if needed else patch.take_off()

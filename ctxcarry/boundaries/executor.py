@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from ctxcarry._registry import Registry
 
+    from ctxcarry.boundaries.process_executor import CarryProcessExecutor
+
     P = ParamSpec("P")
     T = TypeVar("T")
 
@@ -37,17 +39,19 @@ def executor(
     bind_callbacks: bool = False,
     merge_back: bool = False,
     **kwargs: Any,
-) -> CarryExecutor:
+) -> CarryExecutor | CarryProcessExecutor:
     """
-    Return a thread pool whose tasks run in the context of whoever submitted them.
+    Return a pool whose tasks run in the context of whoever submitted them.
 
-    A drop-in for `concurrent.futures.ThreadPoolExecutor`. Each `submit`, and
+    A drop-in for `concurrent.futures.ThreadPoolExecutor`, or with
+    ``kind="process"`` for `concurrent.futures.ProcessPoolExecutor`. Each `submit`, and
     each `map` as a whole, takes a snapshot; what was applied on the worker is
     undone once the task has run.
 
     Args:
         max_workers: As for ``ThreadPoolExecutor``.
-        kind: ``"thread"``.
+        kind: ``"thread"`` or ``"process"``. To another process contexts travel by
+            name; see `Snapshot.dumps`.
         policy: What to propagate, clear or leave unchanged, within the policies
             in force at each `submit`.
         registry: Carriers to use instead of `ctxcarry.registry`.
@@ -56,15 +60,24 @@ def executor(
             context of the thread that gave them.
         merge_back: Note the ContextVars that each task sets, for
             `CarryExecutor.merge_back`.
-        **kwargs: As for ``ThreadPoolExecutor``. What an ``initializer`` sets in a
+        **kwargs: As for ``ThreadPoolExecutor`` or ``ProcessPoolExecutor``; for the
+            latter also ``not_portable=``, as for `Snapshot.dumps`. What an ``initializer`` sets in a
             worker is there for a task whose submitter had nothing set.
 
     Raises:
-        ValueError: If `kind` is unknown.
+        ValueError: If `kind` is unknown, or an option is not for that kind.
         TypeError: If `policy` is no policy.
     """
+    if kind == "process":
+        # Imported here: it imports all of multiprocessing.
+        from ctxcarry.boundaries.process_executor import CarryProcessExecutor  # noqa: PLC0415
+
+        if check_leaks or bind_callbacks or merge_back:
+            msg = "check_leaks, bind_callbacks and merge_back are for kind='thread' only"
+            raise ValueError(msg)
+        return CarryProcessExecutor(max_workers, policy=policy, registry=registry, **kwargs)
     if kind != "thread":
-        msg = f"executor(kind={kind!r}) is unknown. Available: 'thread'"
+        msg = f"executor(kind={kind!r}) is unknown. Available: 'thread', 'process'"
         raise ValueError(msg)
     return CarryExecutor(
         max_workers,
@@ -79,6 +92,8 @@ def executor(
 
 class CarryExecutor(ThreadPoolExecutor):
     """The pool that `executor` returns; its arguments are described there."""
+
+    _carries = True
 
     def __init__(
         self,

@@ -11,8 +11,9 @@ import wrapt
 from ctxcarry._bind import Bound
 from ctxcarry._capture import capture_with
 from ctxcarry._default import registry as default_registry
-from ctxcarry.boundaries.executor import CarryExecutor
-from ctxcarry.boundaries.submit import hand_over, snapshot_for
+from ctxcarry._proxy import CarriedFunction
+from ctxcarry.boundaries._shipped import shipped
+from ctxcarry.boundaries.submit import hand_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -34,31 +35,30 @@ class WrappedExecutor(wrapt.ObjectProxy):
         super().__init__(pool)
         self._self_registry = registry
         self._self_policy = policy
+        # Importing it would import all of multiprocessing.
+        processes = sys.modules.get("concurrent.futures.process")
+        self._self_ships = processes is not None and isinstance(pool, processes.ProcessPoolExecutor)
 
-    def submit(
-        self,
-        fn: Callable[..., Any],
-        /,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Future[Any]:
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Schedule ``fn(*args, **kwargs)`` in the context of this moment."""
+        future: Future[Any]
         snapshot = self._self_snapshot(fn)
         if snapshot is None:
-            future: Future[Any] = self.__wrapped__.submit(fn, *args, **kwargs)
-            return future
-        return hand_over(self.__wrapped__.submit, snapshot, fn, args, kwargs)
+            future = self.__wrapped__.submit(fn, *args, **kwargs)
+        elif self._self_ships:
+            future = self.__wrapped__.submit(shipped(snapshot, fn), *args, **kwargs)
+        else:
+            inner = fn.__wrapped__ if type(fn) is Bound else fn
+            future = hand_over(self.__wrapped__.submit, snapshot, inner, args, kwargs)
+        return future
 
     def map(
-        self,
-        fn: Callable[..., Any],
-        *iterables: Iterable[Any],
-        **kwargs: Any,
+        self, fn: Callable[..., Any], *iterables: Iterable[Any], **kwargs: Any
     ) -> Iterator[Any]:
         """Map `fn` over `iterables` in the context of this moment."""
         snapshot = self._self_snapshot(fn)
         if snapshot is not None and type(fn) is not Bound:
-            fn = Bound(snapshot, fn)
+            fn = shipped(snapshot, fn) if self._self_ships else Bound(snapshot, fn)
         # The pool's own `map` calls the pool's own `submit`, so the callable brings the snapshot.
         results: Iterator[Any] = self.__wrapped__.map(fn, *iterables, **kwargs)
         return results
@@ -68,9 +68,10 @@ class WrappedExecutor(wrapt.ObjectProxy):
         return self
 
     def _self_snapshot(self, fn: Callable[..., Any]) -> Snapshot | None:
-        given = snapshot_for(fn)
-        if given is not None:
-            return given
+        if type(fn) is Bound:
+            return fn._snapshot
+        if isinstance(fn, CarriedFunction):
+            return fn._self_capture()
         plan = self._self_registry.plan(self._self_policy)
         return None if plan.empty else capture_with(plan)
 
@@ -83,21 +84,17 @@ def wrap_executor(pool: E, *, policy: Policy | None = None, registry: Registry |
     to whatever asks for one. A pool that carries already is returned as it is.
 
     Args:
-        pool: An executor that runs its work in threads of this process.
+        pool: An executor. To a ``ProcessPoolExecutor`` the contexts travel as
+            bytes; see `Snapshot.dumps`.
         policy: What to propagate, clear or leave unchanged.
         registry: Carriers to use instead of `ctxcarry.registry`.
 
     Raises:
-        TypeError: If `pool` is no executor, or runs its work in other processes.
+        TypeError: If `pool` is no executor.
     """
-    if isinstance(pool, CarryExecutor) or type(pool) is WrappedExecutor:
+    if type(pool) is WrappedExecutor or hasattr(pool, "_carries"):
         return pool
     if not callable(getattr(pool, "submit", None)):
         msg = f"wrap_executor takes a concurrent.futures.Executor, not {pool!r}"
-        raise TypeError(msg)
-    # Importing it would import all of multiprocessing.
-    processes = sys.modules.get("concurrent.futures.process")
-    if processes is not None and isinstance(pool, processes.ProcessPoolExecutor):
-        msg = f"wrap_executor takes a pool of threads; {pool!r} runs its work in other processes"
         raise TypeError(msg)
     return WrappedExecutor(pool, default_registry if registry is None else registry, policy)

@@ -71,24 +71,27 @@ class Boundary:
 @contextmanager
 def as_found() -> Iterator[None]:
     """Take all instrumentation off for the time being: the plain way must be plain."""
-    installed, decorated = ctxcarry.installed(), _DECORATED in _install._users
+    installed, decorated = ctxcarry.installed(), _install._decorated
     if installed:
         ctxcarry.uninstall(*installed)
     try:
         yield
     finally:
-        # What a probe's @carry_context put on stays for those who decorated before.
         if not decorated:
-            ctxcarry.uninstall(_DECORATED)
+            # All of it, what @carry_context put on for a probe included.
+            ctxcarry.uninstall()
         if installed:
             ctxcarry.install(*installed)
 
 
-_DECORATED: Final = _install._DECORATED
-
-
 def _plain_pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1)
+
+
+def _carrying_pool() -> ThreadPoolExecutor:
+    pool = ctxcarry.executor(max_workers=1)
+    assert isinstance(pool, ThreadPoolExecutor)
+    return pool
 
 
 def _as_it_is(work: Read) -> Read:
@@ -165,7 +168,7 @@ BOUNDARIES: Final = (
     Boundary(
         "executor",
         _over_pool(),
-        _over_pool(lambda: ctxcarry.executor(max_workers=1)),
+        _over_pool(_carrying_pool),
         "ThreadPoolExecutor()",
         "ctxcarry.executor()",
     ),

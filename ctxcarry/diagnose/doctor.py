@@ -54,7 +54,7 @@ def examine() -> Report:
     Returns:
         The report; nothing is printed.
     """
-    absent = import_frameworks()
+    absent, lacking = import_frameworks()
     registered = {carrier.name for carrier in ctxcarry.carriers()}
     try:
         faults = load_offered()
@@ -69,6 +69,6 @@ def examine() -> Report:
         faults | matrix.faults,
         versions(),
         absent,
-        ctxcarry.registry.unavailable(),
+        ctxcarry.registry.unavailable() | lacking,
         ctxcarry.installed(),
     )

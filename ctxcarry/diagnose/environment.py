@@ -41,25 +41,33 @@ class Absent:
     fix: str | None
 
 
-def import_frameworks() -> tuple[Absent, ...]:
-    """Import every framework of the catalog that is installed; return the others."""
+def import_frameworks() -> tuple[tuple[Absent, ...], dict[str, str]]:
+    """
+    Import every framework of the catalog that is installed.
+
+    Returns:
+        The others, and the contexts whose module an installed framework has not,
+        each with the reason.
+    """
     absent: dict[str, Absent] = {}
-    for module in CATALOG:
+    lacking: dict[str, str] = {}
+    for module, _, names in CATALOG:
         framework = module.partition(".")[0]
         if framework in absent:
             continue
         try:
             import_module(module)
         except ModuleNotFoundError as error:
-            if error.name == framework:
-                wanted = f"'ctxcarry[{_EXTRAS[framework]}]'" if framework in _EXTRAS else framework
-                fix = f"pip install {wanted}"
-                absent[framework] = Absent(framework, "is not installed", fix)
+            missing = error.name or module
+            if missing == framework:
+                absent[framework] = _not_installed(framework)
+            elif missing.startswith(f"{framework}."):
+                lacking |= dict.fromkeys(names, f"this {framework} has no module {missing}")
             else:
                 absent[framework] = _broken(module, error)
         except Exception as error:  # noqa: BLE001 - a broken framework must not hide the others; told
             absent[framework] = _broken(module, error)
-    return tuple(absent.values())
+    return tuple(absent.values()), lacking
 
 
 def load_offered() -> dict[str, str]:
@@ -83,6 +91,12 @@ def versions() -> dict[str, str | None]:
         except PackageNotFoundError:
             found[distribution] = None
     return found
+
+
+def _not_installed(framework: str) -> Absent:
+    extra = _EXTRAS.get(framework)
+    wanted = framework if extra is None else f"'ctxcarry[{extra}]'"
+    return Absent(framework, "is not installed", f"pip install {wanted}")
 
 
 def _broken(module: str, error: Exception) -> Absent:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ctxcarry import Carrier
     from ctxcarry.diagnose.environment import Absent
 
-__all__ = ("Entry", "list_carriers")
+__all__ = ("NOT_IMPORTED", "PRESENT", "UNAVAILABLE", "Entry", "list_carriers")
 
 PRESENT: Final = "present"
 NOT_IMPORTED: Final = "not imported"
@@ -47,11 +47,12 @@ def list_carriers() -> tuple[Entry, ...]:
 
     Registers the carriers of entry points.
     """
-    absent = {each.framework: each for each in import_frameworks()}
+    frameworks, without = import_frameworks()
+    absent = {each.framework: each for each in frameworks}
     failed = load_offered()
-    homes = {name: module for module, (_, names) in CATALOG.items() for name in names}
+    homes = {name: module for module, _, names in CATALOG for name in names}
     entries = [_present(carrier, homes) for carrier in ctxcarry.carriers()]
-    lacking = ctxcarry.registry.unavailable() | failed
+    lacking = ctxcarry.registry.unavailable() | without | failed
     entries += [
         Entry(name, homes.get(name, "an entry point"), "", UNAVAILABLE, reason)
         for name, reason in lacking.items()

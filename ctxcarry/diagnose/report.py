@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from ctxcarry.diagnose.listing import PRESENT
 from ctxcarry.diagnose.matrix import NO_PROBE, PROBED, PROCESS_WIDE
 
 if TYPE_CHECKING:
@@ -72,17 +73,19 @@ def show_report(report: Report, console: Console) -> None:
 def show_listing(entries: Sequence[Entry], console: Console) -> None:
     """Print the catalog within the width of `console`."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("name", no_wrap=True)
-    table.add_column("context", overflow="fold")
-    table.add_column("status", overflow="fold")
+    for title in ("name", "context", "status"):
+        table.add_column(title, overflow="fold")
     for entry in entries:
-        what = Text(entry.what or f"of {entry.where}")
-        style = "green" if entry.reason is None and entry.what else "yellow"
-        status = Text(entry.status, style)
-        if entry.reason:
-            status.append(f": {entry.reason}")
-        table.add_row(Text(entry.name), what, status)
+        # Docstrings quote code with backticks, which a table of prose does not need.
+        what = entry.what.replace("`", "") or f"of {entry.where}"
+        style = "green" if entry.status == PRESENT else "yellow"
+        table.add_row(Text(entry.name), Text(what), Text(entry.status, style))
     console.print(table)
+    lacking = _by_reason({entry.name: entry.reason for entry in entries if entry.reason})
+    if lacking:
+        console.print()
+    for reason, names in lacking.items():
+        console.print(Text(f"{', '.join(names)}: {reason}", "yellow"))
 
 
 def _marks(console: Console) -> dict[str | None, str]:
@@ -148,12 +151,20 @@ def _notes(report: Report) -> Iterator[Text]:
             yield Text(f"{row.carrier}: process-wide: every thread sees it")
     if any(row.kind == NO_PROBE for row in report.matrix.rows):
         yield Text(f"{NO_PROBE}: doctor does not know how to set this context", "dim")
-    for name, reason in report.unavailable.items():
-        yield Text(f"{name} is unavailable: {reason}", "yellow")
+    for reason, names in _by_reason(report.unavailable).items():
+        yield Text(f"{', '.join(names)}: unavailable: {reason}", "yellow")
     for each in report.absent:
         fix = f"; {each.fix}" if each.fix else ""
         text = f"{each.framework} {each.reason}: its contexts are not shown{fix}"
         yield Text(text, "yellow")
+
+
+def _by_reason(reasons: dict[str, str]) -> dict[str, list[str]]:
+    """Return the names that share a reason, by the reason."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        names.setdefault(reason, []).append(name)
+    return names
 
 
 def _versions(report: Report) -> Iterator[Text]:

@@ -10,18 +10,33 @@ from __future__ import annotations
 
 from typing import Final
 
-from ctxcarry.diagnose.probes import generic, spmd_types, torch, triton
+from ctxcarry.diagnose.probes import (
+    generic,
+    spmd_types,
+    torch,
+    torch_groups,
+    torch_modes,
+    triton,
+)
 from ctxcarry.diagnose.probes._probe import Maker, Probe, ProbeError, Read
 
 __all__ = ("GENERIC", "PROBES", "Maker", "Probe", "ProbeError", "Read")
 
 PROBES: Final[dict[str, Maker]] = {
     "contextvars": generic.contextvars,
+    "process_groups": generic.process_groups,
     "torch.inference_mode": torch.inference_mode,
     "torch.grad_mode": torch.grad_mode,
     "torch.autocast": torch.autocast,
-    "torch.device_mesh": torch.device_mesh,
+    "torch.default_device": torch.default_device,
+    "torch.function_modes": torch_modes.function_modes,
+    "torch.dispatch_modes": torch_modes.dispatch_modes,
+    "torch.saved_tensors_hooks": torch.saved_tensors_hooks,
+    "torch.multithreading": torch.multithreading,
+    "torch.device_mesh": torch_groups.device_mesh,
+    "torch.process_group": torch_groups.process_group,
     "triton.allocator": triton.allocator,
+    "triton.profile_allocator": triton.profile_allocator,
     "spmd_types.state": spmd_types.state,
 }
 """The maker of the probe for each carrier of the catalog, by the carrier's name."""

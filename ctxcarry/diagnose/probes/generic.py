@@ -1,11 +1,11 @@
-"""Probes of what needs no framework: ContextVars, and the carriers for contexts of your own."""
+"""Probes of what needs no framework: ContextVars, roles, and the carriers for your own."""
 
 from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ctxcarry
 from ctxcarry.diagnose.probes._probe import Probe
@@ -19,6 +19,7 @@ __all__ = (
     "context_var_carrier",
     "context_vars_registry_carrier",
     "contextvars",
+    "process_groups",
     "thread_local_carrier",
     "value_carrier",
 )
@@ -29,6 +30,23 @@ def contextvars() -> Iterator[Probe]:
     """Probe a ContextVar that no other carrier knows."""
     variable = ContextVar("ctxcarry.doctor", default="default")
     yield Probe(lambda: _set(variable), variable.get)
+
+
+@contextmanager
+def process_groups() -> Iterator[Probe]:
+    """Probe ``ctxcarry.process_groups`` with what passes for a group."""
+    # Imported here: the import registers its carrier.
+    from ctxcarry import process_groups as ambient  # noqa: PLC0415
+
+    class Group:
+        def size(self) -> int:
+            return 2
+
+        def rank(self) -> int:
+            return 0
+
+    group: Any = Group()
+    yield Probe(lambda: ambient.use(doctor=group), lambda: ambient.current("doctor", None))
 
 
 @contextmanager

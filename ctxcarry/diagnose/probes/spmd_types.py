@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ctxcarry.diagnose.probes._probe import Probe
-from ctxcarry.diagnose.probes.torch import fake_mesh
+from ctxcarry.diagnose.probes.torch_groups import fake_mesh
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,19 +1,25 @@
-"""Probes of torch: what an operation does under each mode, and the mesh of a fake process group."""
+"""Probes of torch: what an operation does under each setting of the thread."""
 
 # ruff: noqa: PLC0415 - torch is imported only when it is probed
 
 from __future__ import annotations
 
-import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ctxcarry.diagnose.probes._probe import Probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ("autocast", "device_mesh", "fake_mesh", "grad_mode", "inference_mode")
+__all__ = (
+    "autocast",
+    "default_device",
+    "grad_mode",
+    "inference_mode",
+    "multithreading",
+    "saved_tensors_hooks",
+)
 
 
 @contextmanager
@@ -48,45 +54,37 @@ def autocast() -> Iterator[Probe]:
 
 
 @contextmanager
-def device_mesh() -> Iterator[Probe]:
-    """Probe the mesh that DTensor takes when it is given none."""
-    # What DTensor itself asks; DTensor takes a second to say the same.
-    from torch.distributed.device_mesh import _mesh_resources
+def default_device() -> Iterator[Probe]:
+    """Probe the device of a new tensor."""
+    import torch
 
-    def read() -> object:
-        try:
-            return _mesh_resources.get_current_mesh()
-        except RuntimeError:  # how it says that there is none
-            return None
-
-    with fake_mesh() as mesh:
-        yield Probe(lambda: mesh, read)
+    yield Probe(lambda: torch.device("meta"), lambda: torch.empty(()).device.type)
 
 
 @contextmanager
-def fake_mesh() -> Iterator[Any]:
-    """
-    Yield a mesh with one dimension over the default process group, made without communication.
+def saved_tensors_hooks() -> Iterator[Probe]:
+    """Probe whether a tensor that autograd saves is packed."""
+    import torch
 
-    Without a default group, a fake one of two ranks stands in for the time being.
-    """
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import DeviceMesh
+    packed: list[None] = []
 
-    def over_world() -> DeviceMesh:
-        assert dist.group.WORLD is not None
-        return DeviceMesh.from_group(dist.group.WORLD, "cpu", mesh_dim_names=("doctor",))
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        packed.append(None)
+        return tensor
 
-    if dist.is_initialized():
-        yield over_world()
-        return
-    from torch.testing._internal.distributed.fake_pg import FakeStore
+    def read() -> object:
+        before = len(packed)
+        torch.ones((), device="cpu", requires_grad=True).exp()
+        return len(packed) > before
 
-    hook = sys.excepthook
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    try:
-        yield over_world()
-    finally:
-        dist.destroy_process_group()
-        # init_process_group puts "[rank0]" before tracebacks, and nothing takes that back.
-        sys.excepthook = hook
+    yield Probe(lambda: torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), read)
+
+
+@contextmanager
+def multithreading() -> Iterator[Probe]:
+    """Probe whether autograd may use its threads."""
+    import torch
+
+    switch = torch.autograd.set_multithreading_enabled
+    # There is no public getter, and no operation tells.
+    yield Probe(lambda: switch(False), torch._C._is_multithreading_enabled)

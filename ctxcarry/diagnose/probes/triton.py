@@ -1,41 +1,50 @@
-"""Probe of Triton: the allocator that a kernel launch would ask for scratch memory."""
-
-# ruff: noqa: PLC0415 - Triton is imported only when it is probed
+"""Probes of Triton: the allocators that a kernel launch would ask for scratch memory."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ctxcarry.diagnose.probes._probe import Probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ("allocator",)
+__all__ = ("allocator", "profile_allocator")
 
 
 @contextmanager
 def allocator() -> Iterator[Probe]:
     """Probe ``triton.set_allocator``."""
-    import triton
+    yield _probe("_allocator", import_module("triton").set_allocator)
 
-    # A launch reads it here; there is no public getter, and a launch needs a GPU.
-    from triton.runtime import _allocation
 
+@contextmanager
+def profile_allocator() -> Iterator[Probe]:
+    """Probe the allocator for profiling, which one release keeps for each thread."""
+    yield _probe("_profile_allocator", _allocation().set_profile_allocator)
+
+
+def _probe(field: str, set_allocator: Any) -> Probe:
     def scratch(size: int, alignment: int, stream: int | None) -> object:
         raise NotImplementedError
 
     def read() -> object:
-        return _allocation._allocator.get()
+        return getattr(_allocation(), field).get()
 
     @contextmanager
     def allocating() -> Iterator[None]:
         before = read()
-        triton.set_allocator(scratch)
+        set_allocator(scratch)
         try:
             yield
         finally:
-            triton.set_allocator(before)
+            set_allocator(before)
 
-    yield Probe(allocating, read)
+    return Probe(allocating, read)
+
+
+def _allocation() -> Any:
+    # A launch reads it there; there is no public getter, and a launch needs a GPU.
+    return import_module("triton.runtime._allocation")

@@ -1,0 +1,71 @@
+"""Names under which another process finds the same object: ``module:attribute``."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ctxcarry._carrier import MISSING
+
+if TYPE_CHECKING:
+    from contextvars import ContextVar
+
+__all__ = ("address_of", "address_of_variable", "found_at")
+
+_variables: dict[ContextVar[Any], tuple[str | None, int]] = {}
+
+
+def address_of(obj: Any) -> str | None:
+    """Return where `obj`, a function or class, can be imported from; None if nowhere."""
+    module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        return None
+    address = f"{module}:{name}"
+    return address if found_at(address, imports=False) is obj else None
+
+
+def address_of_variable(variable: ContextVar[Any]) -> str | None:
+    """
+    Return where `variable` is to be found as a global of a module; None if nowhere.
+
+    A ContextVar knows its name but not its module, so all modules are searched,
+    once for each variable (again for one not found, when modules have come).
+    """
+    address, searched = _variables.get(variable, (None, -1))
+    if address is None and searched != len(sys.modules):
+        address = _search(variable)
+        _variables[variable] = address, len(sys.modules)
+    return address
+
+
+def found_at(address: str, *, imports: bool) -> Any:
+    """
+    Return what is at `address`, or `MISSING`.
+
+    Args:
+        address: ``module:attribute``, the attribute possibly dotted.
+        imports: Whether the module may be imported. If not, nothing of it is
+            run: neither an import nor a module's ``__getattr__``.
+    """
+    module_name, _, path = address.partition(":")
+    found: Any = sys.modules.get(module_name)
+    if found is None and imports:
+        try:
+            found = import_module(module_name)
+        except ImportError:
+            return MISSING
+    for part in path.split("."):
+        try:
+            found = vars(found)[part]
+        except (KeyError, TypeError):
+            return MISSING
+    return found
+
+
+def _search(variable: ContextVar[Any]) -> str | None:
+    for name, module in list(sys.modules.items()):
+        for attribute, value in list(getattr(module, "__dict__", {}).items()):
+            if value is variable:
+                return f"{name}:{attribute}"
+    return None

@@ -1,0 +1,117 @@
+"""
+Process groups and meshes by name, ranks and shape.
+
+The only file that touches the tables of ``torch.distributed.distributed_c10d``.
+Nothing here makes a group: every rank of it would have to take part.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
+
+from ctxcarry.errors import ContextMismatchError, NotPortableError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ("dump_group", "dump_mesh", "find_group", "find_mesh")
+
+_meshes: weakref.WeakSet[DeviceMesh] = weakref.WeakSet()
+# A mesh and a group never change, and torch works out their ranks anew each time.
+_dumped: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def dump_group(group: ProcessGroup) -> dict[str, Any]:
+    """Return the name and the global ranks of `group`."""
+    dumped = _dumped.get(group)
+    if dumped is None:
+        ranks = dist.get_process_group_ranks(group)
+        dumped = _dumped[group] = {"name": group.group_name, "ranks": ranks}
+    return dumped
+
+
+def find_group(context: str, payload: dict[str, Any]) -> ProcessGroup:
+    """
+    Return the group of this process that `payload` names.
+
+    Args:
+        context: The context that it is for, for the message.
+        payload: What `dump_group` returned in the other process.
+
+    Raises:
+        NotPortableError: If this process has no process groups at all.
+        ContextMismatchError: If the group is not there or has other ranks.
+    """
+    name, ranks = payload["name"], payload["ranks"]
+    _require_groups()
+    here = {own: group for group, own in c10d._world.pg_names.items()}
+    group = here.get(name)
+    if group is None or dump_group(group)["ranks"] != ranks:
+        listing = "; ".join(
+            f"{n!r} of ranks {dump_group(g)['ranks']}" for n, g in sorted(here.items())
+        )
+        msg = (
+            f"{context}: the process group {name!r} of ranks {ranks} was current where the work was "
+            f"handed over. This process has {listing}. Make the same groups in the same order in "
+            f"both processes, or leave it out with ctxcarry.suppress({context.split(':')[0]!r})"
+        )
+        raise ContextMismatchError(msg)
+    return group
+
+
+def dump_mesh(mesh: DeviceMesh) -> dict[str, Any]:
+    """Return the device type, the names of the dimensions and the ranks of `mesh`, nested by them."""
+    dumped = _dumped.get(mesh)
+    if dumped is None:
+        names = mesh.mesh_dim_names
+        dumped = _dumped[mesh] = {
+            "device": mesh.device_type,
+            "names": None if names is None else list(names),
+            "ranks": mesh.mesh.tolist(),
+        }
+    return dumped
+
+
+def find_mesh(context: str, payload: dict[str, Any]) -> DeviceMesh:
+    """
+    Return the mesh of this process that is as `payload` says.
+
+    Raises:
+        NotPortableError: If this process has no process groups at all.
+        ContextMismatchError: If there is no such mesh.
+    """
+    _require_groups()
+    for look in (_meshes.copy, _all_meshes):
+        for mesh in look():
+            if dump_mesh(mesh) == payload:
+                return mesh
+    listing = "; ".join(_in_words(dump_mesh(mesh)) for mesh in _meshes) or "no mesh"
+    msg = (
+        f"{context}: {_in_words(payload)} was current where the work was handed over. This process "
+        f"has {listing}. Make the same mesh in both processes (and keep a reference to it), or "
+        f"leave it out with ctxcarry.suppress({context!r})"
+    )
+    raise ContextMismatchError(msg)
+
+
+def _require_groups() -> None:
+    if not dist.is_initialized():
+        msg = "torch.distributed is not initialised in this process"
+        raise NotPortableError(msg)
+
+
+def _all_meshes() -> weakref.WeakSet[DeviceMesh]:
+    # Torch keeps no list of its meshes. This takes tens of milliseconds, once for each new mesh.
+    _meshes.update(o for o in gc.get_objects() if issubclass(type(o), DeviceMesh))
+    return _meshes.copy()
+
+
+def _in_words(payload: dict[str, Any]) -> str:
+    names = "unnamed" if payload["names"] is None else "/".join(payload["names"])
+    return f"the {payload['device']} mesh {names} of ranks {payload['ranks']}"

@@ -1,0 +1,151 @@
+"""What torch's autograd keeps for each thread: saved-tensor hooks, its own threads on or off."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ctxcarry._carrier import MISSING, UNCHANGED, CarrierBase, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ctxcarry._carrier import Carrier
+
+__all__ = ("MultithreadingCarrier", "SavedTensorsHooksCarrier", "carriers", "unavailable")
+
+_autograd = torch._C._autograd
+
+
+def carriers() -> Iterator[tuple[Carrier, tuple[str, ...]]]:
+    """Yield each carrier that this torch has what it needs for."""
+    lacking = unavailable()
+    for cls in (SavedTensorsHooksCarrier, MultithreadingCarrier):
+        if cls.name not in lacking:
+            yield cls(), ()
+
+
+def unavailable() -> dict[str, str]:
+    """Return what this torch lacks, each with the reason."""
+    needed: dict[str, tuple[Any, tuple[str, ...]]] = {
+        SavedTensorsHooksCarrier.name: (
+            _autograd,
+            (
+                "_push_saved_tensors_default_hooks",
+                "_pop_saved_tensors_default_hooks",
+                "_top_saved_tensors_default_hooks",
+                "_saved_tensors_hooks_get_disabled_error_message",
+            ),
+        ),
+        MultithreadingCarrier.name: (
+            torch._C,
+            ("_is_multithreading_enabled", "_set_multithreading_enabled"),
+        ),
+    }
+    return {
+        name: f"torch {torch.__version__} has no {', '.join(missing)}"
+        for name, (module, names) in needed.items()
+        if (missing := [n for n in names if not hasattr(module, n)])
+    }
+
+
+class SavedTensorsHooksCarrier(CarrierBase):
+    """
+    The innermost ``saved_tensors_hooks``, and whether hooks are disabled (pytorch#63623).
+
+    Torch uses only the innermost pair, so that it is all there is to carry.
+    """
+
+    name = "torch.saved_tensors_hooks"
+
+    def __init__(self) -> None:
+        top = _autograd._top_saved_tensors_default_hooks
+        disabled = _autograd._saved_tensors_hooks_get_disabled_error_message
+
+        def capture() -> object:
+            # Ignoring the tracing flag: under it torch itself hides the hooks.
+            hooks, message = top(False), disabled()
+            return MISSING if hooks is None and message is None else (hooks, message)
+
+        self.capture = capture
+
+    def apply(self, state: object) -> object:
+        """Push the hooks over those that are here; `MISSING` takes all of these away."""
+        hooks, message = state if isinstance(state, tuple) else (None, None)
+        former_message = _autograd._saved_tensors_hooks_get_disabled_error_message()
+        _allow(None)
+        taken = [] if hooks is not None else _pop_all()
+        if hooks is not None:
+            _autograd._push_saved_tensors_default_hooks(*hooks)
+        _allow(message)
+        return hooks is not None, taken, former_message
+
+    def undo(self, token: Any) -> None:
+        """Pop what was pushed, push what was taken away."""
+        pushed, taken, former_message = token
+        _allow(None)
+        if pushed:
+            _autograd._pop_saved_tensors_default_hooks()
+        for pair in reversed(taken):
+            _autograd._push_saved_tensors_default_hooks(*pair)
+        _allow(former_message)
+
+    def describe(self, state: object) -> str:
+        """Name the pack and unpack functions, or the message with which hooks are disabled."""
+        if not isinstance(state, tuple):
+            return "not set"
+        hooks, message = state
+        return shorten(hooks) if message is None else f"disabled: {message}"
+
+
+class MultithreadingCarrier(CarrierBase):
+    """``torch.autograd.set_multithreading_enabled``, which is thread-local."""
+
+    name = "torch.multithreading"
+    default = True
+
+    def __init__(self) -> None:
+        self.capture = torch._C._is_multithreading_enabled
+        self.put = torch._C._set_multithreading_enabled
+
+    def apply(self, state: object) -> object:
+        """Set it; `MISSING` means enabled."""
+        wanted = state is not False
+        before: bool = torch._C._is_multithreading_enabled()
+        if before is wanted:
+            return UNCHANGED
+        torch._C._set_multithreading_enabled(wanted)
+        return before
+
+    def undo(self, token: object) -> None:
+        """Set it back."""
+        torch._C._set_multithreading_enabled(bool(token))
+
+    def dump(self, state: object) -> object:
+        """Return the bool."""
+        return state
+
+    def load(self, payload: object) -> object:
+        """Return the bool."""
+        return payload is True
+
+    def describe(self, state: object) -> str:
+        """Say whether autograd may use its threads."""
+        return "disabled" if state is False else "enabled"
+
+
+def _pop_all() -> list[Any]:
+    taken = []
+    while (pair := _autograd._top_saved_tensors_default_hooks(False)) is not None:  # noqa: FBT003
+        taken.append(pair)
+        _autograd._pop_saved_tensors_default_hooks()
+    return taken
+
+
+def _allow(message: str | None) -> None:
+    """Enable hooks, or disable them with `message`."""
+    if message is None:
+        _autograd._saved_tensors_hooks_enable()
+    else:
+        _autograd._saved_tensors_hooks_disable(message, False)  # noqa: FBT003 - hooks may be there

@@ -1,0 +1,219 @@
+"""Dump and load: a snapshot as entries of the wire format, and back in another process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ctxcarry._addresses import address_of_variable, found_at
+from ctxcarry._carrier import MISSING
+from ctxcarry._catalog import import_framework_of
+from ctxcarry._plan import CONTEXTVARS, is_set, variables_of
+from ctxcarry._policy import CLEAR, PROPAGATE
+from ctxcarry._snapshot import Snapshot
+from ctxcarry._wire import CLEARED, complain, decode, encode, packed, unpacked
+from ctxcarry.errors import (
+    CarrierError,
+    ContextMismatchError,
+    CtxCarryError,
+    NotPortableError,
+    UnknownCarrierError,
+    WireError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextvars import ContextVar
+
+    from ctxcarry._carrier import Carrier
+    from ctxcarry._registry import Registry
+
+__all__ = ("dumps", "loads")
+
+
+def dumps(snapshot: Snapshot, not_portable: str | None = None) -> bytes:
+    """Return `snapshot` in the wire format; see `Snapshot.dumps`."""
+    entries: dict[str, list[Any]] = {}
+    for carrier, action, state in _states(snapshot):
+        if action == CLEAR:
+            entries[carrier.name] = CLEARED
+        elif is_set(carrier, state):
+            entry = _dumped(carrier, state, not_portable)
+            if entry is not None:
+                entries[carrier.name] = entry
+    if snapshot._plan.contexts == CLEAR:
+        entries[CONTEXTVARS] = CLEARED
+    elif snapshot._context:
+        variables = _dumped_variables(snapshot)
+        if variables:
+            entries[CONTEXTVARS] = ["v", variables]
+    return encode(entries)
+
+
+def loads(data: bytes, *, trusted: bool, strict: bool, registry: Registry) -> Snapshot:
+    """Return the snapshot in `data`; see `Snapshot.loads`."""
+    entries = decode(data)
+    problems: list[CtxCarryError] = []
+    states: dict[str, object] = {}
+    edits: list[tuple[ContextVar[Any], object]] = []
+    for name, entry in entries.items():
+        if name == CONTEXTVARS and entry != CLEARED:
+            edits += _loaded_variables(entry, problems, trusted=trusted)
+            continue
+        try:
+            states[name] = _loaded(_carrier(name, registry, trusted=trusted), entry, trusted=trusted)
+        except ContextMismatchError:
+            raise
+        except CtxCarryError as problem:
+            problems.append(problem)
+    if problems and strict:
+        msg = f"the snapshot cannot be loaded in full: {'; '.join(map(str, problems))}"
+        raise WireError(msg) from problems[0]
+    for problem in problems:
+        complain("warn", f"{problem} (the rest of the snapshot is carried)", WireError)
+    return _assembled(registry, states, edits)
+
+
+def _states(snapshot: Snapshot) -> Iterator[tuple[Carrier, str, object]]:
+    """Yield each carrier of the snapshot but ``contextvars``, what is done with it, its state."""
+    plan = snapshot._plan
+    for step, state in zip(plan.steps, snapshot._states):
+        yield step.carrier, plan.actions[step.name], state
+    for carrier in plan.process_wide:
+        yield carrier, plan.actions[carrier.name], carrier.capture()
+    for carrier in (*plan.absorbed, *(c for c, _ in plan.edits)):
+        action = plan.actions[carrier.name]
+        if action in {PROPAGATE, CLEAR}:
+            values = {v: snapshot._value_of(v) for v in variables_of(carrier)}
+            yield carrier, action, carrier.state_of(values)  # type: ignore[attr-defined]
+
+
+def _dumped(carrier: Carrier, state: object, not_portable: str | None) -> list[Any] | None:
+    how = not_portable or getattr(carrier, "not_portable", "warn")
+    try:
+        value = _dump(carrier, state)
+        return packed(value) if getattr(carrier, "pickles", False) else ["v", value]
+    except NotPortableError as problem:
+        message = (
+            f"{carrier.name!r} cannot travel to another process: {problem}. Leave it out with "
+            f"ctxcarry.suppress({carrier.name!r}), or set it there"
+        )
+        complain(how, message, NotPortableError)
+        return None
+
+
+def _dump(carrier: Carrier, state: object) -> object:
+    dump = getattr(carrier, "dump", None)
+    if dump is None:
+        msg = f"its carrier {carrier!r} has no dump(state) and load(payload)"
+        raise NotPortableError(msg)
+    try:
+        return dump(state)
+    except NotPortableError:
+        raise
+    except Exception as cause:
+        raise CarrierError(carrier.name, "dump", f"{type(cause).__name__}: {cause}") from cause
+
+
+def _dumped_variables(snapshot: Snapshot) -> dict[str, list[Any]]:
+    """
+    Return the ContextVars that can travel, by address.
+
+    Libraries keep variables where no other process can find them, with values
+    that mean nothing there: those are left out without a word. A variable with
+    a carrier of its own is that carrier's to dump.
+    """
+    plan = snapshot._plan
+    own = {v for c in (*plan.absorbed, *(c for c, _ in plan.edits)) for v in variables_of(c)}
+    dumped: dict[str, list[Any]] = {}
+    for variable, value in (snapshot._context or {}).items():
+        address = None if variable in own else address_of_variable(variable)
+        if address is None or address.startswith("ctxcarry."):
+            continue
+        try:
+            dumped[address] = packed(value)
+        except NotPortableError:
+            continue
+    return dumped
+
+
+def _carrier(name: str, registry: Registry, *, trusted: bool) -> Carrier:
+    carrier = registry.get(name)
+    if carrier is None and trusted and import_framework_of(name):
+        # It was installed, and not imported yet.
+        carrier = registry.get(name)
+    if carrier is None:
+        raise UnknownCarrierError.of(name, [carrier.name for carrier in registry.carriers()])
+    return carrier
+
+
+def _loaded(carrier: Carrier, entry: list[Any], *, trusted: bool) -> object:
+    if entry == CLEARED:
+        return CLEARED
+    if entry[0] == "p" and not getattr(carrier, "pickles", False):
+        msg = f"{carrier.name!r} does not take pickled states, and got one"
+        raise WireError(msg)
+    try:
+        value = unpacked(entry, trusted=trusted)
+        load = getattr(carrier, "load", None)
+        if load is None:
+            msg = f"its carrier {carrier!r} has no load(payload)"
+            raise NotPortableError(msg)
+        # A name in untrusted bytes must not choose what is imported and called.
+        return load(value) if trusted or not getattr(carrier, "imports", False) else _refuse()
+    except (NotPortableError, WireError) as problem:
+        msg = f"{carrier.name!r} is left as it is here: {problem}"
+        raise type(problem)(msg) from problem
+    except ContextMismatchError:
+        raise
+    except Exception as cause:
+        raise CarrierError(carrier.name, "load", f"{type(cause).__name__}: {cause}") from cause
+
+
+def _refuse() -> object:
+    msg = "it names something to import: pass trusted=True if you know the sender"
+    raise NotPortableError(msg)
+
+
+def _loaded_variables(
+    entry: list[Any], problems: list[CtxCarryError], *, trusted: bool
+) -> list[tuple[ContextVar[Any], object]]:
+    from contextvars import ContextVar  # noqa: PLC0415 - a name for isinstance only
+
+    if entry[0] != "v" or not isinstance(entry[1], dict):
+        problems.append(WireError(f"{CONTEXTVARS!r} is not a map of addresses to values"))
+        return []
+    edits: list[tuple[ContextVar[Any], object]] = []
+    for address, value in entry[1].items():
+        variable = found_at(address, imports=trusted)
+        if not isinstance(variable, ContextVar):
+            problems.append(WireError(f"there is no ContextVar {address!r} in this process"))
+            continue
+        try:
+            edits.append((variable, unpacked(value, trusted=trusted)))
+        except (CtxCarryError, TypeError, ValueError) as problem:
+            problems.append(WireError(f"the ContextVar {address!r} is left as it is: {problem}"))
+    return edits
+
+
+def _assembled(
+    registry: Registry, states: dict[str, object], edits: list[tuple[ContextVar[Any], object]]
+) -> Snapshot:
+    """Make a snapshot that applies `states` and `edits`, and leaves everything else alone."""
+    for carrier in registry.carriers():
+        if carrier.name in states and hasattr(carrier, "variables"):
+            state = states.pop(carrier.name)
+            cleared = {v: MISSING for v in variables_of(carrier)}
+            values = cleared if state is CLEARED else carrier.values_of(state)  # type: ignore[attr-defined]
+            edits = [*edits, *values.items()]
+    plan = registry.far_plan(
+        frozenset(name for name, state in states.items() if state is not CLEARED),
+        frozenset(name for name, state in states.items() if state is CLEARED),
+        in_context=bool(edits),
+    )
+    in_order = tuple(
+        getattr(step.carrier, "default", MISSING)
+        if states[step.name] is CLEARED
+        else states[step.name]
+        for step in plan.steps
+    )
+    return Snapshot(plan, None, in_order, tuple(edits), "in another process")

@@ -1,0 +1,73 @@
+"""What all boundaries that can be patched have in common."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ctxcarry._bind import Bound
+from ctxcarry._capture import capture_with
+from ctxcarry._default import registry
+from ctxcarry._proxy import CarriedFunction
+from ctxcarry.boundaries._handed import is_handed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ctxcarry._snapshot import Snapshot
+    from ctxcarry.boundaries._patch import Patch
+
+__all__ = ("Boundary",)
+
+
+class Boundary:
+    """
+    A place where work moves, and the patches that make it carry.
+
+    Args:
+        patches: Called once, when the boundary is first used; returns the
+            patches. Their replacements ask `snapshot_for` what to hand over.
+
+    Attributes:
+        decorated: Whether callables under `ctxcarry.carry_context` are carried.
+        everything: Whether every callable is.
+    """
+
+    def __init__(self, patches: Callable[[], tuple[Patch, ...]]) -> None:
+        self._make = patches
+        self._patches: tuple[Patch, ...] | None = None
+        self.decorated = False
+        self.everything = False
+
+    def use(self, *, decorated: bool, everything: bool) -> None:
+        """Say whom the boundary serves; put the patches on or take them off accordingly."""
+        self.decorated, self.everything = decorated, everything
+        if decorated or everything:
+            if self._patches is None:
+                self._patches = self._make()
+            for patch in self._patches:
+                patch.put_on()
+        else:
+            for patch in self._patches or ():
+                patch.take_off()
+
+    def snapshot_for(self, fn: Callable[..., Any]) -> Snapshot | None:
+        """Take the snapshot to hand `fn` over with; None when it is not ours to carry."""
+        inner = fn
+        while type(inner) is partial:
+            inner = inner.func
+        if isinstance(inner, CarriedFunction):
+            return inner._self_capture() if self.decorated or self.everything else None
+        if not self.everything or type(fn) is Bound or is_handed(fn):
+            return None
+        if type(fn) is partial and any(type(argument) is Bound for argument in fn.args):
+            return None  # asyncio.to_thread has put `Context.run` around it
+        plan = registry.plan()
+        return None if plan.empty else capture_with(plan)
+
+    def bound(self, fn: Any) -> Any:
+        """Return `fn` bound to the snapshot to hand it over with, or as it is."""
+        if not callable(fn):
+            return fn
+        snapshot = self.snapshot_for(fn)
+        return fn if snapshot is None else Bound(snapshot, fn)

@@ -1,0 +1,69 @@
+"""Process pools that carry: `ctxcarry.executor(kind="process")`."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from ctxcarry._capture import capture_with
+from ctxcarry._default import registry as default_registry
+from ctxcarry.boundaries._shipped import shipped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from concurrent.futures import Future
+    from typing import ParamSpec, TypeVar
+
+    from ctxcarry._policy import Policy
+    from ctxcarry._registry import Registry
+
+    P = ParamSpec("P")
+    T = TypeVar("T")
+
+__all__ = ("CarryProcessExecutor",)
+
+
+class CarryProcessExecutor(ProcessPoolExecutor):
+    """The pool that ``executor(kind="process")`` returns; its arguments are described there."""
+
+    _carries = True
+
+    def __init__(
+        self,
+        max_workers: int | None = None,
+        *args: Any,
+        policy: Policy | None = None,
+        registry: Registry | None = None,
+        not_portable: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not_portable not in {None, "raise", "warn", "skip"}:
+            msg = f"not_portable= is 'raise', 'warn' or 'skip', not {not_portable!r}"
+            raise ValueError(msg)
+        super().__init__(max_workers, *args, **kwargs)
+        self._policy = policy
+        self._registry = default_registry if registry is None else registry
+        self._registry.plan(policy)
+        self._not_portable = not_portable
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Schedule ``fn(*args, **kwargs)`` in the context of this moment."""
+        return super().submit(self._shipped(fn), *args, **kwargs)
+
+    def map(
+        self, fn: Callable[..., T], *iterables: Iterable[Any], **kwargs: Any
+    ) -> Iterator[T]:
+        """Map `fn` over `iterables` in the context of this moment."""
+        # The pool submits a function of its own, around ours, for each chunk.
+        return super().map(self._shipped(fn), *iterables, **kwargs)
+
+    def _shipped(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        if _submits_for_map(fn):
+            return fn
+        plan = self._registry.plan(self._policy)
+        return fn if plan.empty else shipped(capture_with(plan), fn, self._not_portable)
+
+
+def _submits_for_map(fn: Callable[..., Any]) -> bool:
+    """Say whether `fn` is what ``ProcessPoolExecutor.map`` makes of a function of ours."""
+    return getattr(getattr(fn, "func", None), "__module__", None) == "concurrent.futures.process"

@@ -1,0 +1,349 @@
+"""What doctor finds, and that it leaves the process as it was."""
+
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytest.importorskip("spmd_types")
+
+import torch
+import torch.distributed as dist
+
+import ctxcarry
+from ctxcarry.boundaries import _install
+from ctxcarry.diagnose.boundaries import BOUNDARIES
+from ctxcarry.diagnose.doctor import examine
+from ctxcarry.diagnose.matrix import run_matrix
+from ctxcarry.diagnose.probes import GENERIC, PROBES, Probe
+
+ALL_BOUNDARIES = {"executor", "wrap_executor", "bind", "carry_context", "install"}
+PER_THREAD = {
+    "contextvars",
+    "spmd_types.state",
+    "torch.autocast",
+    "torch.device_mesh",
+    "torch.grad_mode",
+    "torch.inference_mode",
+    "triton.allocator",
+}
+
+
+class Slot:
+    """A carrier of one attribute of a threading.local, whose parts tests break."""
+
+    name = "test.slot"
+
+    def __init__(self):
+        self.local = threading.local()
+
+    def read(self):
+        """Return what this thread sees."""
+        return getattr(self.local, "value", "unset")
+
+    @contextmanager
+    def set(self):
+        """Set the slot of this thread."""
+        self.local.value = "set"
+        try:
+            yield
+        finally:
+            self.local.value = "unset"
+
+    def capture(self):
+        """Capture as a carrier should."""
+        return self.read()
+
+    def apply(self, state):
+        """Apply as a carrier should."""
+        before, self.local.value = self.read(), state
+        return before
+
+    def undo(self, token):
+        """Undo as a carrier should."""
+        self.local.value = token
+
+
+class AppliesNothing(Slot):
+    """Claims to have applied."""
+
+    def apply(self, state):
+        """Do nothing."""
+        return self.read()
+
+
+class UndoesNothing(Slot):
+    """Claims to have undone."""
+
+    def undo(self, token):
+        """Do nothing."""
+
+
+class CannotCapture(Slot):
+    """Fails on the near side."""
+
+    def capture(self):
+        """Raise."""
+        msg = "the slot is jammed"
+        raise OSError(msg)
+
+
+class CannotApply(Slot):
+    """Fails on the far side."""
+
+    def apply(self, state):
+        """Raise."""
+        msg = "the slot is jammed"
+        raise OSError(msg)
+
+
+class CaptureSets(Slot):
+    """Changes the thread that it only should read."""
+
+    def capture(self):
+        """Change what is captured."""
+        seen, self.local.value = self.read(), "captured"
+        return seen
+
+
+@pytest.fixture
+def register():
+    """Register carriers for the length of a test."""
+    registered = []
+
+    def do_register(carrier):
+        registered.append(ctxcarry.register(carrier).name)
+        return carrier
+
+    yield do_register
+    for name in registered:
+        ctxcarry.unregister(name)
+
+
+@pytest.fixture
+def probed(register, monkeypatch):
+    """Register a carrier whose probe sets and reads its slot."""
+
+    def do_probe(carrier):
+        @contextmanager
+        def make():
+            yield Probe(carrier.set, carrier.read)
+
+        monkeypatch.setitem(PROBES, carrier.name, make)
+        return register(carrier)
+
+    return do_probe
+
+
+def row(matrix, name):
+    """Return the row of the carrier called `name`."""
+    return next(r for r in matrix.rows if r.carrier == name)
+
+
+def everything():
+    """Return what doctor might leave changed."""
+    return (
+        ctxcarry.carriers(),
+        ctxcarry.installed(),
+        _install._decorated,
+        ThreadPoolExecutor.submit,
+        ThreadPoolExecutor.map,
+        threading.Thread.start,
+        dist.is_initialized(),
+        sys.excepthook,
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        threading.active_count(),
+    )
+
+
+def test_every_boundary_loses_and_carries_every_context_of_a_thread():
+    """Each context of a thread is lost in the plain way and arrives carried, leaving nothing."""
+    rows = {r.carrier: r for r in examine().matrix.rows if r.kind == "probed"}
+    assert {*PER_THREAD, *GENERIC} <= set(rows)
+    for each in rows.values():
+        assert set(each.cells) >= ALL_BOUNDARIES
+        assert {(c.plain, c.carried, c.after, c.error) for c in each.cells.values()} == {
+            ("lost", "ok", "clean", None)
+        }
+
+
+def test_report_is_ok_and_tells_the_versions():
+    """A report without failure is ok and names what it was made with."""
+    report = examine()
+    assert report.ok
+    assert {"python", "ctxcarry", "torch", "triton", "spmd-types", "wrapt"} <= set(report.versions)
+    assert torch.__version__ == report.versions["torch"]
+
+
+def test_nothing_stays_behind():
+    """Carriers, patches, process group, modes and threads are as before doctor ran."""
+    before = everything()
+    examine()
+    assert before == everything()
+
+
+def test_instrumentation_is_put_back():
+    """With instrumentation in force the plain way is still plain, and stays instrumented."""
+    ctxcarry.install("executor")
+    try:
+        cells = row(run_matrix(), "torch.grad_mode").cells
+        assert ctxcarry.installed() == ("executor",)
+        with ThreadPoolExecutor(1) as pool, torch.no_grad():
+            assert pool.submit(torch.is_grad_enabled).result() is False
+    finally:
+        ctxcarry.uninstall("executor")
+    assert {"lost"} == {cell.plain for cell in cells.values()}
+
+
+def test_decorated_functions_stay_carried():
+    """Functions that were decorated before doctor ran are carried after it."""
+    enabled = ctxcarry.carry_context(torch.is_grad_enabled)
+    run_matrix()
+    with ThreadPoolExecutor(1) as pool, torch.no_grad():
+        assert pool.submit(enabled).result() is False
+
+
+def test_default_process_group_of_the_program_is_used():
+    """A default process group that exists is neither replaced nor destroyed."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        group = dist.group.WORLD
+        matrix = run_matrix()
+        assert group is dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+    assert matrix.ok
+
+
+def test_working_carrier_is_ok(probed):
+    """A carrier of one's own that works passes."""
+    probed(Slot())
+    assert row(run_matrix(), "test.slot").cells.keys() >= ALL_BOUNDARIES
+    assert run_matrix().ok
+
+
+@pytest.mark.parametrize(
+    ("broken", "carried", "after", "text"),
+    [
+        (AppliesNothing, "failed", "clean", "the work saw 'unset' instead of 'set'"),
+        (UndoesNothing, "ok", "left", "the worker was left with 'set', and had 'unset' before"),
+        (
+            CannotCapture,
+            "failed",
+            None,
+            "failed to capture its context: OSError: the slot is jammed",
+        ),
+        (
+            CannotApply,
+            "failed",
+            "clean",
+            "failed to apply its context: OSError: the slot is jammed",
+        ),
+        (CaptureSets, "ok", "left", "the thread that handed over was left with 'captured'"),
+    ],
+)
+def test_broken_carrier_fails_and_only_it(probed, broken, carried, after, text):
+    """Each way in which a carrier can be broken is told in its own cells, and in no other."""
+    probed(broken())
+    matrix = run_matrix()
+    assert not matrix.ok
+    cell = row(matrix, "test.slot").cells["wrap_executor"]
+    assert ("lost", carried) == (cell.plain, cell.carried)
+    assert text in cell.error
+    if after is not None:
+        assert after == cell.after
+    failing = {r.carrier for r in matrix.rows for c in r.cells.values() if not c.ok}
+    assert failing == {"test.slot"}
+
+
+def test_carrier_without_a_probe_is_neutral(register):
+    """A carrier that doctor cannot set is named, has no cells, and fails nothing."""
+    register(Slot())
+    matrix = run_matrix()
+    assert ("no probe", {}) == (row(matrix, "test.slot").kind, row(matrix, "test.slot").cells)
+    assert matrix.ok
+
+
+def test_carrier_without_a_probe_that_breaks_every_hand_over_is_found(register):
+    """A carrier that cannot capture makes doctor fail even without a probe of its own."""
+    register(CannotCapture())
+    matrix = run_matrix()
+    assert not matrix.ok
+    assert list(matrix.faults) == ["test.slot"]
+    assert all(cell.ok for r in matrix.rows for cell in r.cells.values())
+
+
+@pytest.mark.parametrize("part", ["make", "set", "read", "nothing"])
+def test_probe_that_fails_is_told(register, monkeypatch, part):
+    """An error of the probe itself, or a probe that sets nothing, fails its cells with the text."""
+
+    def fail():
+        msg = f"cannot {part}"
+        raise OSError(msg)
+
+    slot = register(Slot())
+
+    @contextmanager
+    def make():
+        if part == "make":
+            fail()
+        if part == "nothing":
+            yield Probe(slot.set, lambda: "the same")
+        else:
+            yield Probe(fail if part == "set" else slot.set, fail if part == "read" else slot.read)
+
+    monkeypatch.setitem(PROBES, slot.name, make)
+    matrix = run_matrix()
+    expected = "but reads 'the same' as before" if part == "nothing" else f"OSError: cannot {part}"
+    cells = row(matrix, slot.name).cells
+    assert set(cells) >= ALL_BOUNDARIES
+    assert all(cell.carried == "failed" and expected in cell.error for cell in cells.values())
+    assert not matrix.ok
+
+
+def test_boundary_that_does_not_carry_fails_every_cell():
+    """The matrix would notice a boundary that carries nothing."""
+    idle = [replace(b, carried=b.plain) for b in BOUNDARIES]
+    cells = [c for r in run_matrix(idle).rows for c in r.cells.values()]
+    assert cells
+    assert {("lost", "failed", "clean")} == {(c.plain, c.carried, c.after) for c in cells}
+
+
+def test_context_of_the_process_is_shown_as_such():
+    """A carrier of what every thread sees has no cells."""
+    wide = [c.name for c in ctxcarry.carriers() if getattr(c, "process_wide", False)]
+    matrix = run_matrix()
+    assert ["process-wide"] * len(wide) == [row(matrix, name).kind for name in wide]
+
+
+def test_carriers_of_entry_points_are_shown_and_taken_back(monkeypatch):
+    """A carrier that a package offers has a row, and is not registered afterwards."""
+    offered = Slot()
+
+    def load():
+        return (ctxcarry.register(offered).name,)
+
+    monkeypatch.setattr(ctxcarry, "load_entry_points", load)
+    report = examine()
+    assert row(report.matrix, "test.slot").kind == "no probe"
+    assert offered not in ctxcarry.carriers()
+
+
+def test_entry_point_that_cannot_be_loaded_is_a_failure(monkeypatch):
+    """A package whose carrier cannot be loaded is named, and the report is not ok."""
+
+    def load():
+        name = "their.carrier"
+        raise ctxcarry.CarrierError(name, "load", "ImportError: gone")
+
+    monkeypatch.setattr(ctxcarry, "load_entry_points", load)
+    report = examine()
+    assert not report.ok
+    assert "ImportError: gone" in report.faults["their.carrier"]
