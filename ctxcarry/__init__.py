@@ -8,7 +8,7 @@ work is handed over and restores it where the work runs.
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 from ctxcarry._api import bind, capture, carriers, policy, register, suppress, unregister
@@ -75,11 +75,11 @@ __all__ = (
     "policy",
     "register",
     "registry",
+    "run_in_executor",
     "suppress",
+    "to_thread",
     "uninstall",
     "unregister",
-    "run_in_executor",
-    "to_thread",
     "worker_init_fn",
     "wrap_executor",
 )
@@ -96,7 +96,7 @@ _LAZY = {
 
 def __getattr__(name: str) -> object:
     if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
+        return getattr(_import_module(_LAZY[name]), name)
     msg = f"module 'ctxcarry' has no attribute {name!r}"
     raise AttributeError(msg)
 

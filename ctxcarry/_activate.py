@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ctxcarry._undo import failed, undo_all
+from ctxcarry._undo import failed, report, undo_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ctxcarry._plan import Plan
     from ctxcarry._undo import Undo
+    from ctxcarry.errors import CarrierError
 
-__all__ = ("apply_all", "call_under", "first_failing")
+__all__ = ("apply_all", "call_under", "capture_error")
 
 
 def apply_all(plan: Plan, states: Sequence[object]) -> list[Undo]:
@@ -28,7 +30,7 @@ def apply_all(plan: Plan, states: Sequence[object]) -> list[Undo]:
         CarrierError: Naming the carrier that failed. What came before it has
             been undone.
     """
-    applied: list[Any] = []
+    applied: list[Undo] = []
     try:
         plan.enter(states, applied)
     except BaseException as cause:  # noqa: BLE001 - _give_up raises it
@@ -46,7 +48,7 @@ def call_under(
     kwargs: Mapping[str, Any],
 ) -> Any:
     """Call `fn` with `states` current, and undo them whatever happens."""
-    applied: list[Any] = []
+    applied: list[Undo] = []
     try:  # apply_all, without a frame of its own
         plan.enter(states, applied)
     except BaseException as cause:  # noqa: BLE001 - _give_up raises it
@@ -57,33 +59,63 @@ def call_under(
     except BaseException as error:
         # A traceback keeps this frame, and so its locals, for as long as the
         # exception lives: a future would pin the captured objects.
-        del plan, states, fn, args, kwargs
-        undo_all(applied, error)
+        del fn, args, kwargs
+        leave(plan, states, applied, error)
+        del plan, states
         raise
-    if applied:
-        undo_all(applied)
+    del fn, args, kwargs
+    try:
+        leave(plan, states, applied, None)
+    except BaseException:
+        del states, result
+        raise
     return result
 
 
-def first_failing(plan: Plan) -> str:
-    """Return the name of the first carrier of `plan` that cannot capture, asking one by one."""
-    for step in plan.steps:
+def leave(
+    plan: Plan, states: Sequence[object], applied: list[Undo], error: BaseException | None
+) -> None:
+    """
+    Bring the thread back: set back what the work left changed, then undo what was applied.
+
+    Raises:
+        ExceptionGroup: As `undo_all`.
+    """
+    undone: Sequence[str] = ()
+    kept: list[object] = []
+    try:
+        if applied:
+            undone = [name for _, _, name in applied]
         try:
-            step.capture()
-        except Exception:  # noqa: BLE001 - the caller has the exception already
-            return step.name
-    return plan.steps[-1].name
+            plan.leave(states, undone, kept)
+        except Exception as cause:  # noqa: BLE001 - reported
+            name, _ = plan.fused.failing(cause)
+            failure = failed(name, "undo", cause)
+            undo_all(applied, error or failure)
+            report([failure], error)
+        if applied:
+            undo_all(applied, error)
+    except BaseException:
+        del states  # the traceback keeps this frame
+        raise
+    if kept:
+        # Some contexts are as they were put back for as long as the token lives.
+        vars(_kept).setdefault("tokens", []).append(kept)
 
 
-def _give_up(plan: Plan, applied: list[Any], cause: BaseException) -> NoReturn:
+_kept = threading.local()
+
+
+def capture_error(plan: Plan, cause: Exception) -> CarrierError:
+    """Return the error that names the carrier whose capture raised `cause`."""
+    name, _ = plan.fused.failing(cause)
+    return failed(name, "capture", cause)
+
+
+def _give_up(plan: Plan, applied: list[Undo], cause: BaseException) -> NoReturn:
     """Undo what was applied before `cause`, and raise the error that names the carrier."""
-    at_work = applied.pop() if applied and isinstance(applied[-1], int) else None
-    if not isinstance(cause, Exception):
-        undo_all(applied, cause)
-        raise cause
-    if at_work is None:
-        error = failed(first_failing(plan), "capture", cause)
-    else:
-        error = failed(plan.steps[at_work].name, "apply", cause)
+    error = failed(*plan.fused.failing(cause), cause) if isinstance(cause, Exception) else cause
     undo_all(applied, error)
+    if error is cause:
+        raise cause
     raise error from cause

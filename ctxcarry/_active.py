@@ -10,8 +10,8 @@ from ctxcarry._carrier import MISSING
 from ctxcarry._contexts import HERE, InPlace
 from ctxcarry._plan import CONTEXTVARS
 from ctxcarry._policy import CLEAR, PROPAGATE
-from ctxcarry._undo import undo_all
-from ctxcarry.errors import CarrierError, LeakError
+from ctxcarry._undo import leak, undo_all
+from ctxcarry.errors import CarrierError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -30,11 +30,13 @@ class Active:
     one thread and left in another fails in the second and stays set in the first.
     """
 
-    __slots__ = ("_entered", "_snapshot")
+    __slots__ = ("_entered", "_names", "_snapshot")
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._entered: list[tuple[int, InPlace, list[Undo]]] = []
+        # By thread: a thread's number is given to another one when it has ended.
+        self._entered = threading.local()
+        self._names: list[str] = []
 
     def __enter__(self) -> Snapshot:
         snapshot = self._snapshot
@@ -43,8 +45,10 @@ class Active:
             applied = apply_all(snapshot._plan, snapshot._states)
         except BaseException:
             variables.take_back()
+            del self, snapshot, variables  # the traceback keeps this frame
             raise
-        self._entered.append((threading.get_ident(), variables, applied))
+        vars(self._entered).setdefault("stack", []).append((variables, applied))
+        self._names.append(threading.current_thread().name)
         return snapshot
 
     def __exit__(
@@ -53,23 +57,33 @@ class Active:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        here = threading.get_ident()
-        for index in range(len(self._entered) - 1, -1, -1):
-            if self._entered[index][0] == here:
-                _, variables, applied = self._entered.pop(index)
-                break
-        else:
-            others = ", ".join(str(thread) for thread, _, _ in self._entered) or "no thread"
+        stack: list[tuple[InPlace, list[Undo]]] = vars(self._entered).get("stack", [])
+        here = threading.current_thread().name
+        if not stack:
             msg = (
-                f"active() is left in thread {here}, but was entered in {others}, which keeps the "
-                "values until it leaves the block itself. Enter and leave it in one thread; to run "
-                "something elsewhere hand over snapshot.wrap(fn)"
+                f"active() is left in thread {here!r}, but was entered in "
+                f"{', '.join(map(repr, self._names)) or 'no thread'}, which keeps the values until "
+                "it leaves the block itself. Enter and leave it in one thread; to run something "
+                "elsewhere hand over snapshot.wrap(fn)"
             )
-            raise LeakError(msg)
+            leak(msg, exc)
+            return
+        variables, applied = stack.pop()
+        if here in self._names:
+            self._names.remove(here)
+        del self, stack  # a traceback would keep this frame, and with it the snapshot
         try:
             undo_all(applied, exc)
         finally:
-            variables.take_back()
+            failures = variables.take_back()
+            if failures:
+                msg = (
+                    f"context variables were set in one Context and are taken back in another: "
+                    f"{', '.join(failures)}. A `with snapshot.active()` block must be left in the "
+                    "thread and task that entered it; across an `await` or a `yield` use "
+                    "snapshot.run(fn), snapshot.wrap(fn) or @carry_context"
+                )
+                leak(msg, exc)
 
 
 def _replay(snapshot: Snapshot) -> InPlace:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from ctxcarry._snapshot import Snapshot
 
-__all__ = ("Bound", "bound")
+__all__ = ("Bound", "Carried", "bound")
 
 
 class Bound:
@@ -24,19 +24,35 @@ class Bound:
         self.__wrapped__ = fn
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self._snapshot.run(self.__wrapped__, *args, **kwargs)
+        try:
+            return self._snapshot.run(self.__wrapped__, *args, **kwargs)
+        except BaseException:
+            del self  # the traceback keeps this frame
+            raise
+
+    def __getattribute__(self, name: str) -> Any:
+        # These three are found on the class, where they are about the class.
+        if name in {"__doc__", "__module__", "__name__"}:
+            return getattr(object.__getattribute__(self, "__wrapped__"), name)
+        return object.__getattribute__(self, name)
 
     def __getattr__(self, name: str) -> Any:
         # Copying and pickling look for attributes before __init__ has run.
-        if name.startswith("__") and name not in {"__name__", "__qualname__", "__defaults__"}:
+        if name.startswith("__") and name not in {"__qualname__", "__defaults__"}:
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
 
     def __reduce__(self) -> tuple[type[Bound], tuple[Snapshot, Callable[..., Any]]]:
-        return Bound, (self._snapshot, self.__wrapped__)
+        return type(self), (self._snapshot, self.__wrapped__)
 
     def __repr__(self) -> str:
         return f"<{self.__wrapped__!r} bound to {self._snapshot!r}>"
+
+
+class Carried(Bound):
+    """A callable to which a boundary has bound all that it carries, so that no other need."""
+
+    __slots__ = ()
 
 
 def bound(snapshot: Snapshot, fn: Callable[..., Any]) -> Any:

@@ -6,13 +6,12 @@ import sys
 from contextvars import copy_context
 from typing import TYPE_CHECKING
 
-from ctxcarry._activate import first_failing
+from ctxcarry._activate import capture_error
 from ctxcarry._carrier import MISSING
 from ctxcarry._contexts import HERE, value_here
 from ctxcarry._plan import variables_of
 from ctxcarry._policy import CLEAR, PROPAGATE
 from ctxcarry._snapshot import Snapshot
-from ctxcarry._undo import failed
 
 if TYPE_CHECKING:
     from contextvars import ContextVar
@@ -56,7 +55,7 @@ def read_states(plan: Plan) -> tuple[object, ...]:
     try:
         return plan.read()
     except Exception as cause:
-        raise failed(first_failing(plan), "capture", cause) from cause
+        raise capture_error(plan, cause) from cause
 
 
 def read_edits(plan: Plan) -> Edits:

@@ -45,8 +45,6 @@ class Carrier(Protocol):
     - ``describe(state) -> str``: one short line for a person to read;
     - ``process_wide = True``: every thread already sees this context, so that
       thread boundaries leave it alone;
-    - ``put(state)``: sets any captured state, so that undo is to put the former
-      one; then neither `apply` nor `undo` is called on the way of a task;
     - ``variables() -> iterable of ContextVar``: the context lives in these
       variables only, so that carrying ``contextvars`` carries it too.
     """
@@ -73,7 +71,19 @@ class Carrier(Protocol):
 
 
 class CarrierBase:
-    """What the carriers of this package have in common: a default and a description."""
+    """
+    What the carriers of this package have in common: a default and a description.
+
+    Some have more, which is theirs alone to offer:
+
+    - ``put(state)``: sets any captured state, so that undo is to put the former
+      one; then neither `apply` nor `undo` is called on the way of a task;
+    - ``captures_anew = True``: two captures of one state are never identical;
+    - ``peek()`` and ``token_for(state)``: the token that brings back what is
+      current now, or would bring back `state`, so that a paused coroutine and
+      its consumer take turns with the very objects that each has set;
+    - ``swap``: its own way of taking turns, see `ctxcarry._swap`.
+    """
 
     name: str = ""
     default: object = MISSING

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from ctxcarry._imports import when_imported
-from ctxcarry.errors import CtxCarryWarning
+from ctxcarry.errors import CtxCarryError, CtxCarryWarning
 
 if TYPE_CHECKING:
     from ctxcarry._registry import Registry
@@ -58,19 +59,31 @@ def import_framework_of(name: str) -> bool:
 
 
 def _load(registry: Registry, file: str, names: tuple[str, ...]) -> None:
+    """Register what `file` offers. Nothing here may break the import of a framework."""
+    lacking: dict[str, str] = {}
     try:
         source = import_module(file)
+        lacking.update(source.unavailable())
         for carrier, after in source.carriers():
-            registry.register(carrier, after=after)
-        lacking: dict[str, str] = source.unavailable()
-    except Exception as error:  # noqa: BLE001 - must not break `import torch`; told, and kept for doctor
-        lacking = dict.fromkeys(names, f"{type(error).__name__}: {error}")
-        present = {carrier.name for carrier in registry.carriers()}
-        lacking = {name: reason for name, reason in lacking.items() if name not in present}
-        warnings.warn(
-            f"{', '.join(lacking)} cannot be carried: {error!r}. `ctxcarry doctor` tells more",
-            CtxCarryWarning,
-            stacklevel=2,
-        )
+            try:
+                registry.register(carrier, after=after)
+            except (CtxCarryError, ValueError) as error:
+                lacking[carrier.name] = f"{type(error).__name__}: {error}"
+                _tell(carrier.name, error)
+    except Exception as error:  # noqa: BLE001 - told, and kept for doctor and for whoever asks
+        rest = [n for n in names if n not in lacking and registry.get(n) is None]
+        lacking.update(dict.fromkeys(rest, f"{type(error).__name__}: {error}"))
+        _tell(", ".join(rest), error)
     for name, reason in lacking.items():
+        if registry.get(name) is not None:  # somebody's own carrier took the name
+            continue
         registry.mark_unavailable(name, reason)
+
+
+def _tell(names: str, error: Exception) -> None:
+    message = f"{names} cannot be carried: {error!r}. `ctxcarry doctor` tells more"
+    try:
+        warnings.warn(message, CtxCarryWarning, stacklevel=2)
+    except CtxCarryWarning:
+        # Warnings are errors here, and this one would come out of an import statement.
+        logging.getLogger("ctxcarry").error(message)

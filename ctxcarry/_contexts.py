@@ -6,7 +6,7 @@ from contextvars import Context, ContextVar, Token, copy_context
 from typing import TYPE_CHECKING, Any
 
 from ctxcarry._carrier import MISSING, Marker
-from ctxcarry.errors import LeakError
+from ctxcarry._policy import ambient_policy as _policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -54,9 +54,14 @@ def overlaid(context: Context, edits: Iterable[tuple[ContextVar[Any], object]]) 
 
 
 def filled(context: Context, base: Mapping[ContextVar[Any], Any]) -> Context:
-    """Return a copy of `context` with the variables of `base` that `context` does not set."""
+    """
+    Return a copy of `context` with the variables of `base` that `context` does not set.
+
+    But not the policy in force: that was about the work that set up `base`.
+    """
     result = context.copy()
-    result.run(_set_all, [(var, value) for var, value in base.items() if var not in context])
+    missing = [(v, value) for v, value in base.items() if v not in context and v is not _policy]
+    result.run(_set_all, missing)
     return result
 
 
@@ -116,8 +121,14 @@ class InPlace:
             if variable not in skip:
                 self.unset(variable)
 
-    def take_back(self) -> None:
-        """Undo every change, the last one first."""
+    def take_back(self) -> list[str]:
+        """
+        Undo every change, the last one first.
+
+        Returns:
+            The variables that could not be reset, each with the reason: they
+            were set in another Context.
+        """
         failures: list[str] = []
         while self._tokens:
             variable, token = self._tokens.pop()
@@ -125,11 +136,4 @@ class InPlace:
                 variable.reset(token)
             except (ValueError, RuntimeError) as error:
                 failures.append(f"{variable.name} ({error})")
-        if failures:
-            msg = (
-                "context variables were set in one Context and are taken back in another: "
-                f"{', '.join(failures)}. A `with snapshot.active()` block must be left in the "
-                "thread and task that entered it; across an `await` or a `yield` use "
-                "snapshot.run(fn), snapshot.wrap(fn) or @carry_context"
-            )
-            raise LeakError(msg)
+        return failures

@@ -68,16 +68,18 @@ def _decorated(target: Any, policy: Policy | None) -> Any:
         from ctxcarry._decorate_class import carry_class  # noqa: PLC0415
 
         return carry_class(target, policy)
-    if isinstance(target, (staticmethod, classmethod)):
-        return type(target)(_decorated(target.__func__, policy))
-    if not callable(target):
+    if isinstance(target, staticmethod):
+        return staticmethod(_decorated(target.__func__, policy))
+    if not isinstance(target, classmethod) and not callable(target):
         msg = f"@carry_context decorates a function, method or class, not {target!r}"
         raise TypeError(msg)
     # Imported here: wrapt takes longer to import than all of ctxcarry.
-    from ctxcarry._proxy import CarriedFunction, carried  # noqa: PLC0415
+    from ctxcarry._proxy import CarriedClassMethod, CarriedFunction, carried  # noqa: PLC0415
     from ctxcarry.boundaries._install import serve_decorated  # noqa: PLC0415
 
     if isinstance(target, CarriedFunction):
         return target if policy is None else carried(target.__wrapped__, policy)
     serve_decorated()
+    if isinstance(target, classmethod):
+        return CarriedClassMethod(target.__func__, policy)
     return carried(target, policy)

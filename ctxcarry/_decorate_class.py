@@ -36,44 +36,53 @@ _WRAPPED_DUNDERS = frozenset(
 _MARK = "_ctxcarry_method"
 
 
-class _Bases:
-    """
-    The base of each living instance.
-
-    Not an attribute: the instance must pickle and compare as it would. Not a
-    WeakKeyDictionary either: it would need a hash.
-    """
-
-    def __init__(self) -> None:
-        self._of: dict[int, tuple[weakref.ref[Any], Snapshot]] = {}
-
-    def __setitem__(self, instance: object, base: Snapshot) -> None:
-        key = id(instance)
-        try:
-            reference = weakref.ref(instance, lambda _: self._of.pop(key, None))
-        except TypeError:
-            msg = (
-                f"{type(instance).__name__} has __slots__ without '__weakref__', which "
-                "@carry_context needs to note an instance's context: add '__weakref__' to them"
-            )
-            raise TypeError(msg) from None
-        self._of[key] = reference, base
-
-    def get(self, instance: object) -> Snapshot | None:
-        reference, base = self._of.get(id(instance), (None, None))
-        return base if reference is not None and reference() is instance else None
+# The base of each living instance, by id, with what removes it. Not an attribute:
+# the instance must pickle, copy and compare as it would. Not a WeakKeyDictionary
+# either: it would need a hash. (An instance that its own base refers to stays.)
+_bases: dict[int, tuple[weakref.ref[Any], Snapshot]] = {}
 
 
-_bases = _Bases()
+def _base_of(instance: object) -> Snapshot | None:
+    found = _bases.get(id(instance))
+    return found[1] if found is not None and found[0]() is instance else None
+
+
+def _note_base(instance: object, base: Snapshot) -> None:
+    key = id(instance)
+    try:
+        reference = weakref.ref(instance, lambda _: _bases.pop(key, None))
+    except TypeError:
+        msg = (
+            f"{type(instance).__name__} has __slots__ without '__weakref__', which @carry_context "
+            "needs to note an instance's context: add '__weakref__' to them"
+        )
+        raise TypeError(msg) from None
+    _bases[key] = reference, base
 
 
 def carry_class(cls: type, policy: Policy | None) -> type:
     """Wrap the ``__init__`` and the methods of `cls`, and of classes derived from it."""
-    _wrap_own_methods(cls, policy)
+    signature = None if "__init__" in vars(cls) else _signature(cls)
+    try:
+        _wrap_own_methods(cls, policy)
+    except TypeError as error:
+        msg = f"@carry_context cannot decorate {cls!r}, whose methods cannot be replaced"
+        raise TypeError(msg) from error
+    if signature is not None:
+        cls.__signature__ = signature  # type: ignore[attr-defined]
     for base in cls.__mro__[1:]:
         _wrap_inherited(cls, base, policy)
     _follow_subclasses(cls, policy)
     return cls
+
+
+def _signature(cls: type) -> object:
+    import inspect  # noqa: PLC0415 - takes longer to import than all of ctxcarry
+
+    try:
+        return inspect.signature(cls)
+    except (TypeError, ValueError):  # written in C, without one
+        return None
 
 
 def _wrap_own_methods(cls: type, policy: Policy | None) -> None:
@@ -82,20 +91,38 @@ def _wrap_own_methods(cls: type, policy: Policy | None) -> None:
             setattr(cls, name, _noting_base(value, policy))
         elif _is_method(name, value):
             setattr(cls, name, _over_base(value, policy))
+        elif hasattr(value, "_self_policy") and _is_method(name, value.__wrapped__):
+            # Decorated itself: still to be seen as such by boundaries.
+            setattr(cls, name, type(value)(_over_base(value.__wrapped__, policy), value._self_policy))
     if "__init__" not in vars(cls):
-        inherited: Callable[..., None] = cls.__init__  # type: ignore[misc]
 
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            inherited(self, *args, **kwargs)
+        def __init__(self: Any, /, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            inherited = super(cls, self).__init__
+            if getattr(inherited, "__objclass__", None) is object and cls.__new__ is not object.__new__:
+                inherited()  # the arguments were for __new__
+            else:
+                inherited(*args, **kwargs)
 
-        cls.__init__ = _noting_base(wraps(inherited)(__init__), policy)  # type: ignore[misc]
+        cls.__init__ = _noting_base(wraps(cls.__init__)(__init__), policy)  # type: ignore[misc]
 
 
 def _wrap_inherited(cls: type, base: type, policy: Policy | None) -> None:
     for name, method in vars(base).items():
         reached: Any = getattr(cls, name, None)
         if reached is method and _is_method(name, method):
-            setattr(cls, name, _over_base(reached, policy))
+            setattr(cls, name, _over_base(_next_in_line(cls, name, reached), policy))
+
+
+def _next_in_line(cls: type, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that calls the one after `cls`: in a diamond, not always `method`."""
+    if made_by(method):
+        return method
+
+    @wraps(method)
+    def inherited(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return getattr(super(cls, self), name)(*args, **kwargs)
+
+    return inherited
 
 
 def _is_method(name: str, value: object) -> bool:
@@ -109,7 +136,7 @@ def _noting_base(init: Callable[..., None], policy: Policy | None) -> Callable[.
     def __init__(self: Any, /, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         init(self, *args, **kwargs)
         # After the outermost __init__ of a chain this is what all of them set.
-        _bases[self] = capture_with(registry.plan(policy))
+        _note_base(self, capture_with(registry.plan(policy)))
 
     return __init__
 
@@ -118,14 +145,18 @@ def _over_base(method: Callable[..., Any], policy: Policy | None) -> Callable[..
     if made_by(method):
         from ctxcarry._proxy import SteppedMethod  # noqa: PLC0415 - needs wrapt
 
-        return SteppedMethod(method, policy, _bases.get)
+        return SteppedMethod(method, policy, _base_of)
 
     @wraps(method)
     def over_base(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        base = _bases.get(self)
+        base = _base_of(self)
         if base is None:  # called from within __init__
             return method(self, *args, **kwargs)
-        return call_over(base, method, (self, *args), kwargs)
+        try:
+            return call_over(base, method, (self, *args), kwargs)
+        except BaseException:
+            del base, self, args, kwargs  # the traceback keeps this frame
+            raise
 
     setattr(over_base, _MARK, True)
     return over_base

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from ctxcarry._carrier import MISSING, shorten
 from ctxcarry._contexts import HERE
-from ctxcarry._plan import CONTEXTVARS, is_set, variables_of
-from ctxcarry._policy import CLEAR, UNCHANGED_BY_POLICY
+from ctxcarry._plan import CONTEXTVARS, variables_of
+from ctxcarry._policy import CLEAR, UNCHANGED_BY_POLICY, ambient_policy
+from ctxcarry._states import is_set
 
 if TYPE_CHECKING:
     from ctxcarry._carrier import Carrier
@@ -29,7 +30,7 @@ def explain(snapshot: Snapshot) -> str:
         elif action == CLEAR:
             text = "cleared by the policy"
         elif name == CONTEXTVARS:
-            count = len(snapshot._context or ())
+            count = sum(variable is not ambient_policy for variable in snapshot._context or ())
             text = f"captured: {count} variable{'s' * (count != 1)}" if count else "nothing set"
         elif name in process_wide:
             text = "shared by all threads of a process, so that only other processes are told"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
-from ctxcarry._carrier import UNCHANGED
-from ctxcarry._contexts import value_here
-from ctxcarry._plan import is_set, same_state
+from ctxcarry._carrier import MISSING, UNCHANGED
+from ctxcarry._contexts import HERE, value_here
+from ctxcarry._policy import ambient_policy
+from ctxcarry._states import is_set, same_state
 from ctxcarry._undo import failed, undo_all
 
 if TYPE_CHECKING:
@@ -36,16 +37,21 @@ def call_over(
         result = fn(*args, **kwargs)
     except BaseException as error:
         _take_back(steps, variables, error)
+        del base, fn, args, kwargs, steps, variables  # the traceback keeps this frame
         raise
     _take_back(steps, variables, None)
     return result
 
 
 def _fill_variables(base: Snapshot) -> list[tuple[ContextVar[Any], object, Token[Any]]]:
-    if base._context is None:
-        return []
     here = copy_context()
-    return [(v, value, v.set(value)) for v, value in base._context.items() if v not in here]
+    wanted = {**(base._context or {}), **dict(base._edits)}
+    return [
+        (v, value, v.set(value))
+        for v, value in wanted.items()
+        # The policy in force was about the work that set up the base.
+        if v not in here and v is not ambient_policy and value is not MISSING and value is not HERE
+    ]
 
 
 def _fill_steps(base: Snapshot, filled: list[tuple[Step, object, object]]) -> None:

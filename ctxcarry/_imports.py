@@ -26,10 +26,13 @@ def when_imported(name: str, call: Callable[[], None]) -> None:
     """Call ``call()`` once the module `name` has been executed; now, if it has been."""
     with _lock:
         module = sys.modules.get(name)
-        if module is None or _is_executing(module):
+        executing = module is not None and _is_executing(module)
+        if module is None or executing:
             _waiting.setdefault(name, []).append(call)
             if _finder not in sys.meta_path:
                 sys.meta_path.insert(0, _finder)
+            if module is not None and module.__spec__ is not None:
+                _watch(module.__spec__)
             return
     call()
 
@@ -45,13 +48,42 @@ def _arrived(name: str) -> None:
         call()
 
 
-class _Finder:
+def _watch(spec: ModuleSpec) -> None:
     """
-    Let the other finders find an awaited module, and note when it has been executed.
+    Have `_arrived` called when the module of `spec` has been executed.
 
-    The loader's ``exec_module`` is replaced on the instance for that one call, so
-    that nothing stays behind: the module keeps its own loader and spec.
+    The last thing that importlib does is to clear ``_initializing`` on the spec,
+    whatever the loader is and whichever thread imports. So the spec gets a class
+    that notices, and its own back then.
     """
+    own = type(spec)
+    if not isinstance(vars(own).get("_initializing"), _Initializing):
+        before = vars(spec).pop("_initializing", False)
+        spec.__class__ = type(own.__name__, (own,), {"_initializing": _Initializing(before)})
+
+
+class _Initializing:
+    """The attribute of that name on the spec of a module that is awaited."""
+
+    def __init__(self, value: bool) -> None:  # noqa: FBT001 - as importlib sets it
+        self._value = value
+
+    def __get__(self, spec: ModuleSpec | None, owner: type | None = None) -> bool:
+        return self._value
+
+    def __set__(self, spec: ModuleSpec, value: bool) -> None:  # noqa: FBT001
+        if value:
+            self._value = True
+            return
+        spec.__class__ = type(spec).__base__  # type: ignore[assignment]
+        spec._initializing = False  # type: ignore[attr-defined]
+        # A module whose execution failed is not there any more, and may come again.
+        if spec.name in sys.modules:
+            _arrived(spec.name)
+
+
+class _Finder:
+    """Let the other finders find an awaited module, and watch what they find."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -59,17 +91,8 @@ class _Finder:
         if name not in _waiting:
             return None
         spec = self._from_others(name, path, target)
-        loader = None if spec is None else spec.loader
-        if loader is None or not hasattr(loader, "exec_module"):
-            return spec
-        execute = loader.exec_module
-
-        def execute_and_tell(module: ModuleType) -> None:
-            del loader.exec_module
-            execute(module)
-            _arrived(name)
-
-        loader.exec_module = execute_and_tell  # type: ignore[method-assign]
+        if spec is not None:
+            _watch(spec)
         return spec
 
     def _from_others(

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ctxcarry._carrier import MISSING
+from ctxcarry._carrier import MISSING, CarrierBase
 from ctxcarry._fuse import fuse
 from ctxcarry._policy import CLEAR, PROPAGATE, UNCHANGED_BY_POLICY
+from ctxcarry._swap import Swap, swap_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextvars import ContextVar
-    from typing import Any
 
     from ctxcarry._carrier import Carrier
     from ctxcarry._policy import Policy
 
-__all__ = ("CONTEXTVARS", "Plan", "Step", "is_set", "same_state", "variables_of")
+__all__ = ("CONTEXTVARS", "Plan", "Step", "variables_of")
 
 CONTEXTVARS = "contextvars"
 
@@ -26,6 +26,7 @@ class Step(NamedTuple):
     One carrier of a plan, its methods bound.
 
     Attributes:
+        put: `ctxcarry._carrier.CarrierBase.put`, or None.
         read: What the snapshot takes as the state: `capture`, or a function that
             returns the unset state when the policy clears this context.
     """
@@ -36,6 +37,7 @@ class Step(NamedTuple):
     apply: Callable[[object], object]
     undo: Callable[[object], None]
     carrier: Carrier
+    put: Callable[[Any], object] | None
 
 
 class Plan:
@@ -54,7 +56,8 @@ class Plan:
         actions: The action for every carrier, by name.
         in_context: Whether a call runs in a Context of its own.
         empty: Whether there is nothing to carry at all.
-        read, here, enter: See `ctxcarry._fuse`.
+        fused: The steps as flat functions; `read`, `here`, `enter` and `leave` are
+            among them.
     """
 
     __slots__ = (
@@ -65,11 +68,14 @@ class Plan:
         "edits",
         "empty",
         "enter",
+        "fused",
         "here",
         "in_context",
+        "leave",
         "process_wide",
         "read",
         "steps",
+        "_swaps",
     )
 
     def __init__(
@@ -98,46 +104,31 @@ class Plan:
             elif action != UNCHANGED_BY_POLICY:
                 steps.append(_step(carrier, action))
         self.steps = tuple(steps)
+        self._swaps: tuple[Swap, ...] | None = None
         self.edits = tuple(edits)
         self.absorbed = tuple(absorbed)
         self.process_wide = tuple(process_wide)
         self.in_context = self.contexts != UNCHANGED_BY_POLICY or bool(edits)
         self.empty = not steps and not self.in_context
-        self.read, self.here, self.enter = fuse(steps)
+        self.fused = fuse(steps)
+        self.read, self.here, self.enter, self.leave, _ = self.fused
+
+
+    def swaps(self) -> tuple[Swap, ...]:
+        """Return how each step takes turns with a body that pauses."""
+        if self._swaps is None:
+            self._swaps = tuple(map(swap_for, self.steps))
+        return self._swaps
 
 
 def _step(carrier: Carrier, action: str) -> Step:
     unset = getattr(carrier, "default", MISSING)
     read = (lambda: unset) if action == CLEAR else carrier.capture
-    return Step(carrier.name, read, carrier.capture, carrier.apply, carrier.undo, carrier)
+    # A method of that name on somebody else's carrier is their own business.
+    put = getattr(carrier, "put", None) if isinstance(carrier, CarrierBase) else None
+    return Step(carrier.name, read, carrier.capture, carrier.apply, carrier.undo, carrier, put)
 
 
 def variables_of(carrier: Carrier) -> tuple[ContextVar[Any], ...]:
     """Return the variables in which the context of `carrier` lives."""
     return tuple(carrier.variables())  # type: ignore[attr-defined]
-
-
-def is_set(carrier: Carrier, state: object) -> bool:
-    """Say whether `state` is anything else than "not set" for `carrier`."""
-    if state is MISSING:
-        return False
-    default = getattr(carrier, "default", MISSING)
-    return default is MISSING or not same_state(state, default)
-
-
-def same_state(one: object, other: object) -> bool:
-    """
-    Compare two captured states, element by element within tuples.
-
-    Objects are compared by identity: two equal tensors are two scratch buffers,
-    and ``==`` on them is not even a bool.
-    """
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
-        return len(one) == len(other) and all(map(same_state, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same_state(one[k], other[k]) for k in one)
-    return isinstance(one, (bool, int, float, complex, str, bytes)) and one == other

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
+from functools import partial
+from types import MethodType
 from typing import TYPE_CHECKING, Final
 
-from ctxcarry.errors import LeakError
+from ctxcarry._undo import leak
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-__all__ = ("CLEAR", "PROPAGATE", "REMAINING", "UNCHANGED_BY_POLICY", "Policy", "ambient_policy")
+__all__ = ("CLEAR", "PROPAGATE", "REMAINING", "UNCHANGED_BY_POLICY", "Policy", "ambient_policy", "checked", "policy_of")
 
 PROPAGATE: Final = "propagate"
 CLEAR: Final = "clear"
@@ -121,7 +123,8 @@ class Policy:
                 "in another thread or task, or left out of order. Enter and leave it in one place, "
                 "with a `with` statement."
             )
-            raise LeakError(msg)
+            leak(msg, exc)
+            return
         ambient_policy.set(scope.outer)
 
 
@@ -137,6 +140,29 @@ class _Scope:
 
 
 ambient_policy: ContextVar[_Scope | None] = ContextVar("ctxcarry.policy", default=None)
+
+
+def checked(policy: object) -> Policy | None:
+    """
+    Return `policy`, which is one or None.
+
+    Raises:
+        TypeError: If it is something else.
+    """
+    if policy is None or isinstance(policy, Policy):
+        return policy
+    msg = f"policy= takes what ctxcarry.policy(...) returns, not {policy!r}"
+    raise TypeError(msg)
+
+
+def policy_of(fn: object) -> Policy | None:
+    """Return the policy that ``@carry_context(only=..., exclude=...)`` gave `fn`, if any."""
+    while type(fn) is partial:
+        fn = fn.func
+    if type(fn) is MethodType:
+        fn = fn.__func__
+    policy: Policy | None = getattr(fn, "_self_policy", None)
+    return policy
 
 
 def _listed(argument: str, names: str | Iterable[str]) -> tuple[str, ...]:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from ctxcarry._addresses import address_of_variable, found_at
 from ctxcarry._carrier import MISSING
 from ctxcarry._catalog import import_framework_of
-from ctxcarry._plan import CONTEXTVARS, is_set, variables_of
+from ctxcarry._plan import CONTEXTVARS, variables_of
 from ctxcarry._policy import CLEAR, PROPAGATE
 from ctxcarry._snapshot import Snapshot
+from ctxcarry._states import is_set
 from ctxcarry._wire import CLEARED, complain, decode, encode, packed, unpacked
 from ctxcarry.errors import (
     CarrierError,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ctxcarry._policy import Policy
     from ctxcarry._snapshot import Snapshot
 
-__all__ = ("BoundFunction", "CarriedFunction", "SteppedFunction", "SteppedMethod", "carried")
+__all__ = ("BoundFunction", "CarriedFunction", "CarriedClassMethod", "SteppedFunction", "SteppedMethod", "carried")
 
 
 class BoundFunction(wrapt.CallableObjectProxy):
@@ -47,8 +47,17 @@ class CarriedFunction(wrapt.CallableObjectProxy):
         return capture_with(registry.plan(self._self_policy))
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        bound = self.__wrapped__.__get__(instance, owner)
+        get = getattr(self.__wrapped__, "__get__", None)
+        if get is None:  # a builtin or a callable object
+            return self
+        bound = get(instance, owner)
         return self if bound is self.__wrapped__ else type(self)(bound, self._self_policy)
+
+    def __copy__(self) -> CarriedFunction:
+        return self  # as functions do
+
+    def __deepcopy__(self, memo: object) -> CarriedFunction:
+        return self
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         instance = getattr(self.__wrapped__, "__self__", None)
@@ -88,6 +97,28 @@ class SteppedMethod(wrapt.CallableObjectProxy):
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self, instance)
+
+    def __copy__(self) -> SteppedMethod:
+        return self
+
+    def __deepcopy__(self, memo: object) -> SteppedMethod:
+        return self
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        return self.__wrapped__.__qualname__
+
+
+class CarriedClassMethod(classmethod):  # type: ignore[type-arg]
+    """A class method that boundaries hand over with a snapshot."""
+
+    def __init__(self, fn: Callable[..., Any], policy: Policy | None) -> None:
+        super().__init__(fn)
+        self._policy = policy
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        # Since Python 3.13 a classmethod binds what it holds, whatever that is.
+        bound = MethodType(self.__func__, type(instance) if owner is None else owner)
+        return carried(bound, self._policy)
 
 
 def carried(fn: Callable[..., Any], policy: Policy | None) -> CarriedFunction:

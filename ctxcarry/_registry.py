@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ctxcarry._capture import capture_with
 from ctxcarry._carrier import Carrier
 from ctxcarry._plan import Plan
-from ctxcarry._policy import REMAINING, Policy, ambient_policy
+from ctxcarry._policy import PROPAGATE, REMAINING, Policy, ambient_policy
 from ctxcarry.errors import CarrierError, DuplicateCarrierError, UnknownCarrierError
 
 if TYPE_CHECKING:
@@ -126,9 +126,7 @@ class Registry:
             msg = "capture() takes only= or exclude=, not both: only= names all that is carried"
             raise ValueError(msg)
         if only is not None:
-            names = (only,) if isinstance(only, str) else tuple(only)
-            self._require_available(names)
-            return capture_with(self.plan(Policy(propagate=names, unchanged=REMAINING)))
+            return capture_with(self.plan(Policy(propagate=only, unchanged=REMAINING)))
         return capture_with(self.plan(Policy(unchanged=exclude or ())))
 
     def plan(self, policy: Policy | None = None) -> Plan:
@@ -137,6 +135,7 @@ class Registry:
 
         Raises:
             UnknownCarrierError: If the policy names a carrier that is unknown.
+            CarrierError: If it asks to propagate one that cannot be carried here.
         """
         scope = ambient_policy.get()
         if scope is None:
@@ -180,6 +179,8 @@ class Registry:
     def _make_plan(self, policy: Policy) -> Plan:
         with self._lock:
             for name in sorted(policy.names):
+                if policy.action(name) == PROPAGATE and name in self._unavailable:
+                    raise CarrierError(name, "capture", self._unavailable[name])
                 if name not in self._carriers and name not in self._known:
                     raise UnknownCarrierError.of(name, sorted({*self._carriers, *self._known}))
             plan = Plan(self._carriers.values(), policy)
@@ -187,11 +188,6 @@ class Registry:
                 self._plans.clear()
             self._plans[policy] = plan
         return plan
-
-    def _require_available(self, names: Iterable[str]) -> None:
-        for name in names:
-            if name in self._unavailable and name not in self._carriers:
-                raise CarrierError(name, "capture", self._unavailable[name])
 
     def _replace(self, carriers: dict[str, Carrier], after: dict[str, tuple[str, ...]]) -> None:
         self._carriers = _ordered(carriers, after)

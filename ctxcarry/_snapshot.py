@@ -9,10 +9,11 @@ from ctxcarry._activate import call_under
 from ctxcarry._active import Active
 from ctxcarry._bind import bound
 from ctxcarry._carrier import MISSING
-from ctxcarry._contexts import filled, overlaid
+from ctxcarry._contexts import HERE, filled, overlaid
 from ctxcarry._explain import explain
-from ctxcarry._plan import is_set
-from ctxcarry._policy import CLEAR, PROPAGATE
+from ctxcarry._plan import CONTEXTVARS, variables_of
+from ctxcarry._policy import CLEAR, UNCHANGED_BY_POLICY, ambient_policy
+from ctxcarry._states import is_set
 from ctxcarry._step import STEPPED, made_by, stepped
 
 if TYPE_CHECKING:
@@ -131,7 +132,13 @@ class Snapshot:
         context = self._context
         if context is not None and base._context is not None:
             context = filled(context, base._context)
-        return Snapshot(self._plan, context, states, self._edits, self._origin)
+        clears = {c for c, action in self._plan.edits if action == CLEAR}
+        cleared = {v for c in clears for v in variables_of(c)}
+        edits = tuple(
+            (v, base._value_of(v) if value is MISSING and v not in cleared else value)
+            for v, value in self._edits
+        )
+        return Snapshot(self._plan, context, states, edits, self._origin)
 
     def dumps(self, *, not_portable: str | None = None) -> bytes:
         """
@@ -201,8 +208,8 @@ class Snapshot:
     def _set_names(self) -> list[str]:
         states = zip(self._plan.steps, self._states)
         names = [step.name for step, state in states if is_set(step.carrier, state)]
-        if self._plan.contexts == PROPAGATE and self._context:
-            names.insert(0, "contextvars")
+        if self._context and list(self._context) != [ambient_policy]:
+            names.insert(0, CONTEXTVARS)
         return names
 
     def _context_to_enter(self) -> Context:
@@ -213,7 +220,14 @@ class Snapshot:
             context = Context()
         else:
             context = copy_context()
-        return overlaid(context, self._edits) if self._edits else context
+        if not self._plan.edits:
+            return overlaid(context, self._edits) if self._edits else context
+        # A registry of variables may have grown since: what is new was not set then.
+        edits = dict(self._edits)
+        for carrier, action in self._plan.edits:
+            for variable in variables_of(carrier):
+                edits.setdefault(variable, HERE if action == UNCHANGED_BY_POLICY else MISSING)
+        return overlaid(context, edits.items())
 
     def _value_of(self, variable: ContextVar[Any]) -> object:
         for edited, value in self._edits:

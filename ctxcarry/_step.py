@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import threading
+import sys
+from contextvars import copy_context
 from functools import partial
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType, coroutine
 from typing import TYPE_CHECKING, Any
 
-from ctxcarry._activate import apply_all
-from ctxcarry._undo import undo_all
+from ctxcarry._carrier import MISSING
+from ctxcarry._contexts import HERE, overlaid
+from ctxcarry._policy import UNCHANGED_BY_POLICY
+from ctxcarry._undo import failed, undo_all
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
     from contextvars import Context
 
-    from ctxcarry._plan import Plan
     from ctxcarry._snapshot import Snapshot
     from ctxcarry._undo import Undo
 
@@ -37,51 +39,80 @@ class Stepper:
     next resume, on whichever thread that is, and not there in between.
     """
 
-    __slots__ = ("_context", "_parked", "_plan", "_states", "_thread")
+    __slots__ = ("_begun", "_context", "_edits", "_inside", "_swaps")
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self._plan: Plan = snapshot._plan
-        self._states: tuple[object, ...] = snapshot._states
-        self._context: Context | None = snapshot._context_to_enter()
-        self._parked: list[Undo] = []
-        self._thread = 0
+        plan = snapshot._plan
+        self._swaps = plan.swaps()
+        self._inside: list[Any] = list(snapshot._states)
+        self._begun = False
+        # Where the ContextVars are not carried, those of each step are its caller's.
+        carried = plan.contexts != UNCHANGED_BY_POLICY
+        self._context: Context | None = snapshot._context_to_enter() if carried else None
+        self._edits = {v: value for v, value in snapshot._edits if not carried or value is HERE}
 
     def step(self, advance: Callable[..., Any], *args: object) -> Any:
-        """Call ``advance(*args)``, one step of the body, under the state kept here."""
-        if self._context is None:
-            return self._step(advance, args)
-        return self._context.run(self._step, advance, args)
+        """
+        Call ``advance(*args)``, one step of the body, under the state kept here.
+
+        Raises:
+            CarrierError: If a context cannot be made current; the body has not
+                been stepped.
+            ExceptionGroup: If the body's step ended and a context of the thread
+                cannot be brought back.
+        """
+        try:
+            if self._context is not None:
+                if self._edits:
+                    self._context = overlaid(self._context, self._edits.items())
+                return self._context.run(self._step, advance, args)
+            if not self._edits:
+                return self._step(advance, args)
+            context = overlaid(copy_context(), self._edits.items())
+            try:
+                return context.run(self._step, advance, args)
+            finally:
+                self._edits = {v: context.get(v, MISSING) for v in self._edits}
+        except BaseException:
+            del self, advance, args  # the traceback keeps this frame
+            raise
 
     def _step(self, advance: Callable[..., Any], args: tuple[object, ...]) -> Any:
-        plan = self._plan
-        outside = plan.here()
-        if self._parked and self._thread == threading.get_ident():
-            undo_all(self._parked)
-        self._parked = []
-        applied = apply_all(plan, self._states)
+        outside = self._enter()
         try:
             result = advance(*args)
         except (StopIteration, StopAsyncIteration):  # how a body says that it has finished
-            self._pause(applied, outside, None)
+            undo_all(outside)
             raise
         except BaseException as error:
-            self._pause(applied, outside, error)
+            undo_all(outside, error)
+            # The body has ended, and the traceback keeps the frames around it.
+            self._inside, self._context, self._edits, self._swaps = [], None, {}, ()
+            del self, advance, args, outside
             raise
-        self._pause(applied, outside, None)
+        undo_all(outside)
         return result
 
-    def _pause(
-        self,
-        applied: list[Undo],
-        outside: tuple[object, ...],
-        error: BaseException | None,
-    ) -> None:
-        self._states = self._plan.here()
-        undo_all(applied, error)
-        # What the body itself left changed is not undone by that. Setting it
-        # back gives tokens, whose undo brings the body's own state back.
-        self._thread = threading.get_ident()
-        self._parked = apply_all(self._plan, outside)
+    def _enter(self) -> list[Undo]:
+        """Make the body's state current; return what brings the outside back."""
+        outside: list[Undo] = []
+        for i, swap in enumerate(self._swaps):
+            enter = swap.resume if self._begun else swap.begin
+            try:
+                former = enter(self._inside[i])
+            except Exception as cause:
+                error = failed(swap.name, "apply", cause)
+                undo_all(outside, error)
+                raise error from cause
+            outside.append((self._pausing(i), former, swap.name))
+        self._begun = True
+        return outside
+
+    def _pausing(self, i: int) -> Callable[[Any], None]:
+        def pause(outside: Any) -> None:
+            self._inside[i] = self._swaps[i].pause(outside)
+
+        return pause
 
 
 class _Steps:
@@ -112,8 +143,31 @@ class _Steps:
         self._stepper.step(self._target.close)
 
 
-async def _coroutine(stepper: Stepper, inner: Coroutine[Any, Any, Any]) -> Any:
-    return await _Steps(stepper, inner)
+class _Unstarted:
+    """
+    A coroutine that its shell has not started yet.
+
+    When the shell is dropped or thrown into before that, Python says of the
+    shell that it was never awaited, and need not say it of the inner one too.
+    """
+
+    __slots__ = ("_inner",)
+
+    def __init__(self, inner: Coroutine[Any, Any, Any]) -> None:
+        self._inner: Coroutine[Any, Any, Any] | None = inner
+
+    def start(self) -> Coroutine[Any, Any, Any]:
+        inner, self._inner = self._inner, None
+        assert inner is not None
+        return inner
+
+    def __del__(self) -> None:
+        if self._inner is not None:
+            self._inner.close()
+
+
+async def _coroutine(stepper: Stepper, unstarted: _Unstarted) -> Any:
+    return await _Steps(stepper, unstarted.start())
 
 
 def _generator(stepper: Stepper, inner: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
@@ -136,8 +190,15 @@ def _generator(stepper: Stepper, inner: Generator[Any, Any, Any]) -> Generator[A
 async def _async_generator(
     stepper: Stepper, inner: AsyncGenerator[Any, Any]
 ) -> AsyncGenerator[Any, Any]:
+    # The loop closes what it has seen begin, and is to see this shell only.
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(None, None)
     try:
-        value = await _Steps(stepper, inner.asend(None))
+        first = inner.asend(None)
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
+    try:
+        value = await _Steps(stepper, first)
         while True:
             try:
                 sent = yield value
@@ -152,16 +213,21 @@ async def _async_generator(
         return
 
 
-_SHELLS: dict[type, Callable[..., Any]] = {
-    AsyncGeneratorType: _async_generator,
-    CoroutineType: _coroutine,
-    GeneratorType: _generator,
-}
+_generator_based_coroutine = coroutine(_generator)
 
 
 def stepped(snapshot: Snapshot, inner: Any) -> Any:
     """Return a coroutine or generator that runs `inner` under `snapshot` at each step."""
-    shell = _SHELLS[type(inner)](Stepper(snapshot), inner)
+    stepper = Stepper(snapshot)
+    shell: Any
+    if isinstance(inner, CoroutineType):
+        shell = _coroutine(stepper, _Unstarted(inner))
+    elif isinstance(inner, AsyncGeneratorType):
+        shell = _async_generator(stepper, inner)
+    elif inner.gi_code.co_flags & _ITERABLE_COROUTINE:
+        shell = _generator_based_coroutine(stepper, inner)
+    else:
+        shell = _generator(stepper, inner)
     shell.__name__ = inner.__name__
     shell.__qualname__ = inner.__qualname__
     return shell

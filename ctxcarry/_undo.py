@@ -6,7 +6,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ctxcarry.errors import CarrierError
+from ctxcarry.errors import CarrierError, LeakError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     # What undoes one applied carrier: its undo, the token for that, its name.
     Undo = tuple[Callable[[Any], object], Any, str]
 
-__all__ = ("failed", "undo_all")
+__all__ = ("add_note", "failed", "leak", "report", "undo_all")
 
 _log = logging.getLogger("ctxcarry")
 
@@ -38,26 +38,49 @@ def undo_all(applied: list[Undo], error: BaseException | None = None) -> None:
             undo, token, name = applied.pop()
             undo(token)
     except BaseException as cause:  # noqa: BLE001 - reported; the other undos must run
-        _undo_the_rest(applied, error, name, cause)
+        del undo, token  # the traceback keeps this frame
+        _undo_the_rest(applied, error, (name, cause))
 
 
 def _undo_the_rest(
-    applied: list[Undo], error: BaseException | None, name: str, cause: BaseException
+    applied: list[Undo], error: BaseException | None, first: tuple[str, BaseException]
 ) -> None:
-    """Undo what is left after the undo of `name` failed, then report every failure."""
-    causes = [(name, cause)]
+    """Undo what is left after one undo failed, then report every failure."""
+    causes = [first]
     while applied:
         undo, token, name = applied.pop()
         try:
             undo(token)
         except BaseException as another:  # noqa: BLE001 - reported with the others
             causes.append((name, another))
-    failures = [failed(n, "undo", c) for n, c in causes if isinstance(c, Exception)]
+        del undo, token
+    failures = [failed(name, "undo", cause) for name, cause in causes]
     interrupt = next((c for _, c in causes if not isinstance(c, Exception)), None)
-    if failures:
-        _report(failures, error)
-    if interrupt is not None and error is None:
-        raise interrupt
+    if interrupt is not None:
+        # Ctrl-C and the like go on; the user's exception is their context.
+        others = [f for f in failures if f.__cause__ is not interrupt]
+        _note(others, interrupt)
+        raise interrupt from error
+    report(failures, error)
+
+
+def report(failures: list[CarrierError], error: BaseException | None) -> None:
+    """
+    Tell of contexts that could not be brought back.
+
+    Raises:
+        ExceptionGroup: Of `failures`, unless `error` is on its way out already:
+            that gets a note about each and stays what the caller sees.
+    """
+    if error is not None:
+        _note(failures, error)
+        return
+    names = ", ".join(repr(failure.carrier) for failure in failures)
+    msg = (
+        f"the work finished, but {names} could not be undone, so that this thread may keep what "
+        "the work was given"
+    )
+    raise _exception_group()(msg, failures)
 
 
 def failed(name: str, stage: str, cause: BaseException) -> CarrierError:
@@ -67,22 +90,39 @@ def failed(name: str, stage: str, cause: BaseException) -> CarrierError:
     return error
 
 
-def _report(failures: list[CarrierError], error: BaseException | None) -> None:
-    if error is None:
-        if sys.version_info < (3, 11):
-            # Imported only here: the backport changes how tracebacks are printed.
-            from exceptiongroup import ExceptionGroup  # noqa: PLC0415
-        names = ", ".join(repr(failure.carrier) for failure in failures)
-        msg = (
-            f"the work finished, but {names} could not be undone, so that this thread may keep "
-            "what the work was given"
-        )
-        raise ExceptionGroup(msg, failures)
+def _note(failures: list[CarrierError], error: BaseException) -> None:
+    """Add a note about each failure to `error`, which stays what the caller sees."""
     for failure in failures:
         note = f"ctxcarry, while this exception was on its way: {failure}"
         _log.error(note, exc_info=failure)
-        if sys.version_info >= (3, 11):
-            error.add_note(note)
-        else:
-            notes = [*getattr(error, "__notes__", ()), note]
-            error.__notes__ = notes  # type: ignore[attr-defined]
+        add_note(error, note)
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add `note` to `error`, as ``BaseException.add_note`` of Python 3.11 does."""
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    else:
+        notes = [*getattr(error, "__notes__", ()), note]
+        error.__notes__ = notes  # type: ignore[attr-defined]
+
+
+def _exception_group() -> Any:
+    if sys.version_info >= (3, 11):
+        return ExceptionGroup
+    # Imported only here: the backport changes how all tracebacks are printed.
+    from exceptiongroup import ExceptionGroup as Backport  # noqa: PLC0415
+
+    return Backport
+
+
+def leak(message: str, error: BaseException | None) -> None:
+    """
+    Tell of a context that is left where it was not entered.
+
+    Raises:
+        LeakError: Unless an exception is on its way out already: that gets a note.
+    """
+    if error is None or isinstance(error, GeneratorExit):  # which nobody would see
+        raise LeakError(message)
+    add_note(error, f"ctxcarry, while this exception was on its way: {message}")

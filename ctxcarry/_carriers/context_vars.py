@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ctxcarry._carrier import MISSING, CarrierBase, shorten
 from ctxcarry._contexts import InPlace, value_here
 from ctxcarry._plan import CONTEXTVARS
-from ctxcarry.errors import CarrierError
+from ctxcarry.errors import CarrierError, LeakError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,10 @@ class ContextVarsCarrier(CarrierBase):
     def undo(self, token: object) -> None:
         """Reset the variables that `apply` set."""
         assert isinstance(token, InPlace)
-        token.take_back()
+        failures = token.take_back()
+        if failures:
+            msg = f"set in one Context and taken back in another: {', '.join(failures)}"
+            raise LeakError(msg)
 
     def describe(self, state: object) -> str:
         """Return the names of the variables."""
@@ -115,7 +118,10 @@ class VariablesCarrier(CarrierBase):
     def undo(self, token: object) -> None:
         """Reset the variables that `apply` set."""
         assert isinstance(token, InPlace)
-        token.take_back()
+        failures = token.take_back()
+        if failures:
+            msg = f"set in one Context and taken back in another: {', '.join(failures)}"
+            raise LeakError(msg)
 
 
 class ContextVarCarrier(VariablesCarrier):

@@ -6,8 +6,8 @@ import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ctxcarry._carrier import MISSING, CarrierBase
-from ctxcarry._carriers.thread_local import thread_fields
+from ctxcarry._carrier import MISSING, UNCHANGED, CarrierBase
+from ctxcarry._states import same_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +40,7 @@ class DeviceMeshCarrier(CarrierBase):
     """The stack that ``with device_mesh:`` pushes to (pytorch#159014)."""
 
     name = "torch.device_mesh"
+    captures_anew = True
 
     def __init__(self, local: Any) -> None:
         self._local = local
@@ -53,10 +54,20 @@ class DeviceMeshCarrier(CarrierBase):
 
     def apply(self, state: object) -> object:
         """Give this thread a stack of its own with these meshes; return the former."""
-        fields = thread_fields(self._local)
-        before = self._local.mesh_stack
-        fields[_FIELD] = list(state) if isinstance(state, tuple) else []
+        before: list[Any] = self._local.mesh_stack
+        meshes = state if isinstance(state, tuple) else ()
+        if same_state(tuple(before), meshes):
+            return UNCHANGED
+        self._local.mesh_stack = list(meshes)
         return before
+
+    def peek(self) -> object:
+        """Return the stack itself."""
+        return self._local.mesh_stack
+
+    def token_for(self, state: object) -> object:
+        """Return a stack of its own with these meshes."""
+        return list(state) if isinstance(state, tuple) else []
 
     def undo(self, token: object) -> None:
         """Put the former stack back."""

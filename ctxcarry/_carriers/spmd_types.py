@@ -13,19 +13,12 @@ import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from torch._C import (
-    _get_function_stack_at,
-    _len_torch_function_stack,
-    _pop_torch_function_stack,
-    _push_on_torch_function_stack,
-)
-
-from ctxcarry._carrier import MISSING, CarrierBase
+from ctxcarry._carrier import MISSING, UNCHANGED, CarrierBase
+from ctxcarry._carriers.torch_modes import FunctionModes
+from ctxcarry._states import same_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch.overrides import TorchFunctionMode
+    from collections.abc import Callable, Iterator
 
     from ctxcarry._carrier import Carrier
 
@@ -39,7 +32,9 @@ _FLAGS = ("_strict", "_local", "_disabled")
 def carriers() -> Iterator[tuple[Carrier, tuple[str, ...]]]:
     """Yield the carrier, where spmd_types has what it needs."""
     if not unavailable():
-        yield SpmdStateCarrier(import_module("spmd_types._state")._tls), ("torch.function_modes",)
+        state = import_module("spmd_types._state")
+        exempt = getattr(state, "_in_no_typecheck_frame", lambda: False)
+        yield SpmdStateCarrier(state._tls, exempt), ("torch.function_modes",)
 
 
 def unavailable() -> dict[str, str]:
@@ -59,8 +54,9 @@ class SpmdStateCarrier(CarrierBase):
     """Both things that ``spmd_types._state._tls`` holds: the meshes and the type-check mode."""
 
     name = "spmd_types.state"
+    captures_anew = True
 
-    def __init__(self, local: threading.local) -> None:
+    def __init__(self, local: threading.local, exempt: Callable[[], bool]) -> None:
         self._local = local
 
         def capture() -> object:
@@ -69,43 +65,68 @@ class SpmdStateCarrier(CarrierBase):
                 return MISSING
             stack, mode = fields.get(_STACK), fields.get(_MODE)
             if mode is None:
-                return (tuple(stack), None, ()) if stack else MISSING
-            return tuple(stack or ()), mode, tuple(getattr(mode, flag, None) for flag in _FLAGS)
+                return (tuple(stack), None, (), ()) if stack else MISSING
+            strict, is_local, disabled = _flags(mode)
+            places = tuple(place for place, other in FunctionModes.here().types if other is mode)
+            # A function may be exempt by name, which is found on the stack of calls.
+            return tuple(stack or ()), mode, (strict, is_local, disabled or exempt()), places
 
         # A closure, since this runs for every task: `self._local` would cost a third more.
         self.capture = capture
 
     def apply(self, state: object) -> object:
         """Set the meshes, and make type checking work on this thread as it did on the other."""
-        stack, mode, flags = state if isinstance(state, tuple) else ((), None, ())
+        stack, mode, flags, places = state if isinstance(state, tuple) else ((), None, (), ())
         fields = self._local.__dict__
         stack_before, mode_before = fields.get(_STACK, MISSING), fields.get(_MODE, MISSING)
-        modes = None
+        if (
+            mode is (None if mode_before is MISSING else mode_before)
+            and (mode is None or flags == _flags(mode))
+            and same_state(stack, () if stack_before is MISSING else tuple(stack_before))
+        ):
+            return UNCHANGED
+        types = None
         if mode is not None or (mode_before is not None and mode_before is not MISSING):
-            mode, modes = _switched(mode_before, mode, flags)
-        fields[_STACK] = list(stack)
-        fields[_MODE] = mode
-        return fields, stack_before, mode_before, modes
+            modes = FunctionModes.here()
+            types = modes.types
+            if mode is not None:
+                mode = _copy(mode, flags)
+            modes._replace(types=tuple((place, mode) for place in places)).put()
+        fields[_STACK], fields[_MODE] = list(stack), mode
+        return stack_before, mode_before, types
+
+    def peek(self) -> object:
+        """Return stack, mode, and where the mode is among the function modes."""
+        fields = self._local.__dict__
+        return fields.get(_STACK, MISSING), fields.get(_MODE, MISSING), FunctionModes.here().types
+
+    def token_for(self, state: object) -> object:
+        """Return a stack and a mode of its own, as in `state`."""
+        if not isinstance(state, tuple):
+            return MISSING, MISSING, ()
+        stack, mode, flags, places = state
+        own = None if mode is None else _copy(mode, flags)
+        return list(stack), own, tuple((place, own) for place in places)
 
     def undo(self, token: Any) -> None:
         """Put the former stack, mode and function modes back."""
-        fields, stack, mode, modes = token
-        if stack is MISSING:
-            del fields[_STACK]
-        else:
-            fields[_STACK] = stack
-        if mode is MISSING:
-            del fields[_MODE]
-        else:
-            fields[_MODE] = mode
-        if modes is not None:
-            _set_function_modes(modes)
+        stack, mode, types = token
+        fields = self._local.__dict__
+        for key, value in ((_STACK, stack), (_MODE, mode)):
+            if value is not MISSING:
+                fields[key] = value
+            elif key in fields:
+                del fields[key]
+        if types is not None:
+            modes = FunctionModes.here()
+            if modes.types or types:
+                modes._replace(types=types).put()
 
     def describe(self, state: object) -> str:
         """Name the axes of the innermost mesh and the kind of type checking."""
         if not isinstance(state, tuple):
             return "not set"
-        stack, mode, _ = state
+        stack, mode, _, _ = state
         checking = "type checking" if mode is not None else "no type checking"
         if not stack:
             return f"no mesh, {checking}"
@@ -113,40 +134,18 @@ class SpmdStateCarrier(CarrierBase):
         return f"mesh {', '.join(names)}, depth {len(stack)}, {checking}"
 
 
-def _switched(
-    before: Any, mode: Any, flags: tuple[object, ...]
-) -> tuple[Any, list[TorchFunctionMode]]:
+def _flags(mode: Any) -> tuple[Any, ...]:
+    return tuple(getattr(mode, flag, None) for flag in _FLAGS)
+
+
+def _copy(mode: Any, flags: tuple[Any, ...]) -> Any:
     """
-    Put a copy of `mode` on this thread's stack of function modes, in the place of `before`.
+    Return a copy of `mode` for this thread.
 
-    A copy, since spmd_types pauses checking by setting a flag on the object: one
-    thread's ``no_typecheck()`` must not pause another's.
-
-    Returns:
-        The copy (None when `mode` is None), and the function modes as they were.
+    spmd_types pauses checking by setting a flag on the object: one thread's
+    ``no_typecheck()`` must not pause another's.
     """
-    former = _function_modes()
-    own = None
-    if mode is not None:
-        own = copy.copy(mode)
-        for flag, value in zip(_FLAGS, flags):
-            setattr(own, flag, value)
-    # Where the modes themselves were carried, the captured one is already there.
-    stale = [m for m in (before, mode) if m is not None and m is not MISSING]
-    modes = [m for m in former if not any(m is s for s in stale)]
-    if own is not None:
-        places = [i for i, m in enumerate(former) if any(m is s for s in stale)]
-        modes.insert(places[0] if places else len(modes), own)
-    _set_function_modes(modes)
-    return own, former
-
-
-def _function_modes() -> list[TorchFunctionMode]:
-    return [_get_function_stack_at(i) for i in range(_len_torch_function_stack())]
-
-
-def _set_function_modes(modes: list[TorchFunctionMode]) -> None:
-    for _ in range(_len_torch_function_stack()):
-        _pop_torch_function_stack()
-    for mode in modes:
-        _push_on_torch_function_stack(mode)
+    own = copy.copy(mode)
+    for flag, value in zip(_FLAGS, flags):
+        setattr(own, flag, value)
+    return own

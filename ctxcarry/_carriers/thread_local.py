@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import deque
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ctxcarry._carrier import MISSING, CarrierBase
+from ctxcarry._carrier import MISSING, UNCHANGED, CarrierBase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,6 +39,7 @@ class ThreadLocalCarrier(CarrierBase):
         ValueError: If `local` is an object and no name is given.
     """
 
+    captures_anew = True
     pickles = True
 
     def __init__(
@@ -77,8 +79,20 @@ class ThreadLocalCarrier(CarrierBase):
         fields = thread_fields(self._local)
         before = self._current(fields)
         wanted: dict[str, Any] = state if isinstance(state, dict) else {}
+        if before.keys() == wanted.keys() and all(
+            before[k] is v and not isinstance(v, _CONTAINERS) for k, v in wanted.items()
+        ):
+            return UNCHANGED
         _replace(fields, before, {key: _copied(value) for key, value in wanted.items()})
         return before
+
+    def peek(self) -> object:
+        """Return the objects that are in the fields."""
+        return self._current(thread_fields(self._local))
+
+    def token_for(self, state: object) -> object:
+        """Return the fields of `state`, containers copied."""
+        return {k: _copied(v) for k, v in state.items()} if isinstance(state, dict) else {}
 
     def undo(self, token: object) -> None:
         """Put back the objects that were in the fields."""
@@ -118,7 +132,7 @@ def _replace(fields: dict[str, Any], before: dict[str, Any], after: dict[str, An
 
 
 def _copied(value: Any) -> Any:
-    return value.copy() if isinstance(value, _CONTAINERS) else value
+    return copy.copy(value) if isinstance(value, _CONTAINERS) else value
 
 
 def _find(path: str) -> object:

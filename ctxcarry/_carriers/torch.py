@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ctxcarry._carrier import MISSING, UNCHANGED, CarrierBase
+from ctxcarry.errors import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,15 +19,28 @@ __all__ = ("AutocastCarrier", "GradModeCarrier", "InferenceModeCarrier", "carrie
 
 def carriers() -> Iterator[tuple[Carrier, tuple[str, ...]]]:
     """Yield each carrier with the names that it comes after."""
-    yield InferenceModeCarrier(), ()
+    lacking = unavailable()
     # Entering inference mode switches grad mode off.
-    yield GradModeCarrier(), ("torch.inference_mode",)
-    yield AutocastCarrier(), ()
+    for cls, after in (
+        (InferenceModeCarrier, ()),
+        (GradModeCarrier, ("torch.inference_mode",)),
+        (AutocastCarrier, ()),
+    ):
+        if cls.name not in lacking:
+            yield cls(), after
 
 
 def unavailable() -> dict[str, str]:
-    """Return what this torch lacks: nothing, in the versions supported."""
-    return {}
+    """Return what this torch lacks, each with the reason."""
+    lacking = {
+        name: [n for n in names if not _has(n)]
+        for name, names in _NEEDED.items()
+    }
+    return {
+        name: f"torch {torch.__version__} has no {', '.join(missing)}"
+        for name, missing in lacking.items()
+        if missing
+    }
 
 
 class GradModeCarrier(CarrierBase):
@@ -73,19 +87,19 @@ class InferenceModeCarrier(CarrierBase):
 
     def __init__(self) -> None:
         self.capture = torch.is_inference_mode_enabled
+        self.swap = _InferenceSwap()
 
     def apply(self, state: object) -> object:
         """Enter inference mode, or leave it for `MISSING`."""
         wanted = state is True
         if torch.is_inference_mode_enabled() is wanted:
             return UNCHANGED
-        guard = torch.inference_mode(wanted)
+        guard = torch._C._InferenceMode(wanted)
         guard.__enter__()
         return guard
 
-    def undo(self, token: object) -> None:
+    def undo(self, token: Any) -> None:
         """Leave what `apply` entered."""
-        assert isinstance(token, torch.inference_mode)
         token.__exit__(None, None, None)
 
     def dump(self, state: object) -> object:
@@ -101,107 +115,174 @@ class InferenceModeCarrier(CarrierBase):
         return "enabled" if state is True else "disabled"
 
 
+class _InferenceSwap:
+    """
+    Inference mode for a body that pauses: a guard around each step.
+
+    Torch has no setter, only a guard, which keeps all dispatch keys of its
+    thread and brings them back as a whole when it ends. One that outlived the
+    step would wipe out what its thread has entered since; one that ended on
+    another thread would do so there.
+    """
+
+    def begin(self, enabled: bool) -> Any:  # noqa: FBT001 - a captured state
+        """Enter a guard, whatever the mode is outside."""
+        return self.resume((enabled, False))
+
+    def resume(self, inside: tuple[bool, bool]) -> Any:
+        """Enter a guard, with forward-mode AD as the body left it in inference mode."""
+        enabled, forward_inside = inside
+        # The guard sets these three too, and they are others' to carry or leave.
+        grad, forward = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
+        threads = torch._C._is_multithreading_enabled()
+        guard = torch._C._InferenceMode(enabled)
+        guard.__enter__()
+        torch._C._set_grad_enabled(grad)
+        torch._C._set_fwd_grad_enabled(forward_inside if enabled else forward)
+        torch._C._set_multithreading_enabled(threads)
+        return guard
+
+    def pause(self, guard: Any) -> tuple[bool, bool]:
+        """End the guard; return the mode that the body leaves."""
+        inside = torch.is_inference_mode_enabled(), torch._C._is_fwd_grad_enabled()
+        guard.__exit__(None, None, None)
+        return inside
+
+
 class AutocastCarrier(CarrierBase):
     """
     Autocast for every device type: enabled, dtype, weight cache and nesting.
 
-    Read as a whole only while autocast is enabled for some device, since all of
-    it takes 2 µs. So a dtype set by ``torch.set_autocast_dtype`` while autocast
-    is off everywhere stays where it was set.
+    Read as a whole only inside a region of ``torch.autocast`` (enabled or not),
+    or while it is enabled or its cache disabled otherwise, since all of it takes
+    2 µs. So a dtype set by ``torch.set_autocast_dtype`` outside of any region
+    stays on the thread that set it.
     """
 
     name = "torch.autocast"
-    default = MISSING
+    captures_anew = True
 
     def __init__(self) -> None:
         # Asking for an unknown device type is an error that differs by version.
-        self._device_types = tuple(
-            t for t in _DEVICE_TYPES if torch.amp.autocast_mode.is_autocast_available(t)
-        )
-        device_types = self._device_types
+        available = torch.amp.autocast_mode.is_autocast_available
+        self._types = tuple(t for t in _DEVICE_TYPES if available(t))
+        self._default = (0, True, tuple((t, False, torch.get_autocast_dtype(t)) for t in self._types))
+        types = self._types
         any_enabled = getattr(torch._C, "_is_any_autocast_enabled", None) or (
-            lambda: any(torch.is_autocast_enabled(t) for t in device_types)
+            lambda: any(torch.is_autocast_enabled(t) for t in types)
         )
+        increment, decrement = torch.autocast_increment_nesting, torch.autocast_decrement_nesting
+        caches = torch.is_autocast_cache_enabled
 
         def capture() -> object:
-            if not any_enabled():
+            # Torch has no getter for the nesting; a step up and down gives it.
+            increment()
+            nesting = decrement()
+            if not nesting and caches() and not any_enabled():
                 return MISSING
-            enabled = [t for t in device_types if torch.is_autocast_enabled(t)]
-            dtypes = tuple((t, torch.get_autocast_dtype(t)) for t in enabled)
-            return _nesting(), torch.is_autocast_cache_enabled(), dtypes
+            enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+            return nesting, caches(), tuple((t, enabled(t), dtype(t)) for t in types)
 
         self.capture = capture
 
     def apply(self, state: object) -> object:
         """Make autocast as in `state`, or off everywhere for `MISSING`."""
-        nesting, cache, enabled = state if isinstance(state, tuple) else (0, None, ())
-        before = self._full(types=[t for t, _ in enabled])
-        now_enabled = dict(enabled)
-        for device_type, was_enabled, _ in before[2]:
-            if device_type in now_enabled:
-                torch.set_autocast_dtype(device_type, now_enabled[device_type])
-            if was_enabled is not (device_type in now_enabled):
-                torch.set_autocast_enabled(device_type, not was_enabled)
-        if cache is not None:
-            torch.set_autocast_cache_enabled(cache)
-        _set_nesting(nesting)
+        before = self.capture()
+        if before == state:
+            return UNCHANGED
+        self.undo(state)
         return before
 
-    def undo(self, token: Any) -> None:
+    def peek(self) -> object:
+        """Return all of it."""
+        return self.capture()
+
+    def token_for(self, state: object) -> object:
+        """Return `state`: it holds nothing that could be changed."""
+        return state
+
+    def undo(self, token: object) -> None:
         """Bring autocast back; leaving the outermost region drops its weight cache."""
-        nesting, cache, types = token
-        left_nesting = _nesting()
-        _set_nesting(nesting)
-        if nesting == 0 and left_nesting > 0:
+        nesting, caches, types = token if isinstance(token, tuple) else self._default
+        left = torch.autocast_increment_nesting() - 1
+        for _ in range(left + 1, nesting):
+            torch.autocast_increment_nesting()
+        for _ in range(nesting, left + 1):
+            torch.autocast_decrement_nesting()
+        if nesting == 0 and left > 0:
             # As autocast.__exit__ does: the copies go stale with the next optimizer step.
             torch.clear_autocast_cache()
         for device_type, enabled, dtype in types:
             torch.set_autocast_enabled(device_type, enabled)
             torch.set_autocast_dtype(device_type, dtype)
-        torch.set_autocast_cache_enabled(cache)
+        torch.set_autocast_cache_enabled(caches)
 
     def dump(self, state: Any) -> object:
-        """Return nesting, cache flag, and the dtypes by name."""
-        nesting, cache, enabled = state
-        return [nesting, cache, {t: str(dtype).removeprefix("torch.") for t, dtype in enabled}]
+        """Return nesting, cache flag, and by device type what is not the default."""
+        nesting, caches, types = state
+        changed = {
+            t: [enabled, str(dtype).removeprefix("torch.")]
+            for (t, enabled, dtype), default in zip(types, self._default[2])
+            if (t, enabled, dtype) != default
+        }
+        return [nesting, caches, changed]
 
     def load(self, payload: Any) -> object:
         """Return the state with torch's dtypes."""
-        nesting, cache, enabled = payload
-        dtypes = tuple((t, getattr(torch, dtype)) for t, dtype in enabled.items())
-        return int(nesting), bool(cache), dtypes
+        nesting, caches, changed = payload
+        types = dict((t, (enabled, dtype)) for t, enabled, dtype in self._default[2])
+        types |= {
+            t: (bool(enabled), _dtype(name)) for t, (enabled, name) in changed.items() if t in types
+        }
+        return int(nesting), bool(caches), tuple((t, *values) for t, values in types.items())
 
     def describe(self, state: object) -> str:
         """Name the device types and dtypes."""
         if not isinstance(state, tuple):
             return "off"
-        nesting, cache, enabled = state
-        on = ", ".join(f"{t} {str(dtype).removeprefix('torch.')}" for t, dtype in enabled)
-        return f"{on}; nesting {nesting}; weight cache {'on' if cache else 'off'}"
+        nesting, caches, types = state
+        on = [f"{t} {str(d).removeprefix('torch.')}" for t, enabled, d in types if enabled]
+        cache = "on" if caches else "off"
+        return f"{', '.join(on) or 'off'}; nesting {nesting}; weight cache {cache}"
 
-    def _full(self, types: list[str]) -> tuple[int, bool, list[tuple[str, bool, Any]]]:
-        """Return nesting, cache flag and the state of `types` and of all that is enabled."""
-        touched = [
-            (t, torch.is_autocast_enabled(t), torch.get_autocast_dtype(t))
-            for t in self._device_types
-            if t in types or torch.is_autocast_enabled(t)
-        ]
-        return _nesting(), torch.is_autocast_cache_enabled(), touched
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        msg = f"torch has no dtype {name!r}"
+        raise WireError(msg)
+    return dtype
 
 
 _DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "maia", "xla", "ipu", "privateuseone")
 
+_NEEDED = {
+    "torch.inference_mode": (
+        "is_inference_mode_enabled",
+        "_C._InferenceMode",
+        "_C._is_fwd_grad_enabled",
+        "_C._set_fwd_grad_enabled",
+        "_C._is_multithreading_enabled",
+        "_C._set_multithreading_enabled",
+    ),
+    "torch.grad_mode": ("is_grad_enabled", "_C._set_grad_enabled"),
+    "torch.autocast": (
+        "autocast_decrement_nesting",
+        "autocast_increment_nesting",
+        "clear_autocast_cache",
+        "get_autocast_dtype",
+        "is_autocast_cache_enabled",
+        "is_autocast_enabled",
+        "set_autocast_cache_enabled",
+        "set_autocast_dtype",
+        "set_autocast_enabled",
+        "amp.autocast_mode.is_autocast_available",
+    ),
+}
 
-def _nesting() -> int:
-    # Torch has no getter; a pair of steps up and down gives the depth.
-    depth = torch.autocast_increment_nesting() - 1
-    torch.autocast_decrement_nesting()
-    return depth
 
-
-def _set_nesting(depth: int) -> None:
-    now = _nesting()
-    for _ in range(now, depth):
-        torch.autocast_increment_nesting()
-    for _ in range(depth, now):
-        torch.autocast_decrement_nesting()
+def _has(path: str) -> bool:
+    found: object = torch
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found is not None

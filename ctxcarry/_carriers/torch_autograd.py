@@ -58,6 +58,7 @@ class SavedTensorsHooksCarrier(CarrierBase):
     """
 
     name = "torch.saved_tensors_hooks"
+    captures_anew = True
 
     def __init__(self) -> None:
         top = _autograd._top_saved_tensors_default_hooks

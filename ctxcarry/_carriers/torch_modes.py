@@ -8,7 +8,8 @@ thread leaks modes or changes their order (pytorch#180423).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._C import (
@@ -26,13 +27,11 @@ from torch.utils._device import DeviceContext
 from ctxcarry._carrier import MISSING, CarrierBase, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from torch.overrides import TorchFunctionMode
+    from collections.abc import Iterator
 
     from ctxcarry._carrier import Carrier
 
-__all__ = ("carriers", "function_modes", "set_function_modes", "unavailable")
+__all__ = ("FunctionModes", "carriers", "unavailable")
 
 
 def carriers() -> Iterator[tuple[Carrier, tuple[str, ...]]]:
@@ -47,17 +46,51 @@ def unavailable() -> dict[str, str]:
     return {}
 
 
-def function_modes() -> list[TorchFunctionMode]:
-    """Return this thread's stack of function modes, the outermost first."""
-    return [_get_function_stack_at(i) for i in range(_len_torch_function_stack())]
+class FunctionModes(NamedTuple):
+    """
+    This thread's stack of function modes, by whose they are.
 
+    Attributes:
+        devices: The default device, which torch keeps at the bottom.
+        types: Type-check modes of spmd_types, each with how many of `others` are
+            above it.
+        others: All other modes, the outermost first.
+    """
 
-def set_function_modes(modes: Iterable[TorchFunctionMode]) -> None:
-    """Replace this thread's stack of function modes."""
-    for _ in range(_len_torch_function_stack()):
-        _pop_torch_function_stack()
-    for mode in modes:
-        _push_on_torch_function_stack(mode)
+    devices: tuple[Any, ...]
+    types: tuple[tuple[int, Any], ...]
+    others: tuple[Any, ...]
+
+    @classmethod
+    def here(cls) -> FunctionModes:
+        """Return the stack of this thread."""
+        devices: list[Any] = []
+        types: list[tuple[int, Any]] = []
+        others: list[Any] = []
+        for i in range(_len_torch_function_stack()):
+            mode = _get_function_stack_at(i)
+            if isinstance(mode, DeviceContext):
+                devices.append(mode)
+            elif type(mode).__module__.startswith("spmd_types."):
+                types.append((len(others), mode))
+            else:
+                others.append(mode)
+        above = tuple((len(others) - below, mode) for below, mode in types)
+        return cls(tuple(devices), above, tuple(others))
+
+    def put(self) -> None:
+        """Make this the stack of this thread."""
+        for _ in range(_len_torch_function_stack()):
+            _pop_torch_function_stack()
+        for mode in self.devices:
+            _push_on_torch_function_stack(mode)
+        types = list(self.types)
+        for i, mode in enumerate(self.others):
+            while types and types[0][0] >= len(self.others) - i:
+                _push_on_torch_function_stack(types.pop(0)[1])
+            _push_on_torch_function_stack(mode)
+        for _, mode in types:
+            _push_on_torch_function_stack(mode)
 
 
 class DefaultDeviceCarrier(CarrierBase):
@@ -66,9 +99,9 @@ class DefaultDeviceCarrier(CarrierBase):
     name = "torch.default_device"
 
     def __init__(self) -> None:
-        # Since torch 2.0 `set_default_device` also notes what it entered in a thread-local.
-        thread_local = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None)
-        self._fields = (lambda: {}) if thread_local is None else (lambda: thread_local.__dict__)
+        # `set_default_device` also notes in a thread-local what it has entered.
+        noted = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", threading.local())
+        self._noted = noted
 
         def capture() -> object:
             if not _len_torch_function_stack():
@@ -81,20 +114,27 @@ class DefaultDeviceCarrier(CarrierBase):
 
     def apply(self, state: object) -> object:
         """Put the device context at the bottom of the stack, or take away what is there."""
-        before = function_modes()
-        others = [mode for mode in before if not isinstance(mode, DeviceContext)]
-        set_function_modes(others if state is MISSING else [state, *others])
-        fields: dict[str, Any] = self._fields()
-        noted = fields.pop("device_context", MISSING)
-        return before, noted
+        before = self.peek()
+        self.undo((() if state is MISSING else (state,), MISSING))
+        return before
+
+    def token_for(self, state: object) -> object:
+        """Return what `peek` returns where `state` is current."""
+        return () if state is MISSING else (state,), MISSING
+
+    def peek(self) -> object:
+        """Return the device context, and what `set_default_device` noted."""
+        noted = self._noted.__dict__.get("device_context", MISSING)
+        return FunctionModes.here().devices, noted
 
     def undo(self, token: Any) -> None:
         """Bring back the device context that was there, if any."""
-        before, noted = token
-        others = [mode for mode in function_modes() if not isinstance(mode, DeviceContext)]
-        set_function_modes([*(m for m in before if isinstance(m, DeviceContext)), *others])
-        if noted is not MISSING:
-            self._fields()["device_context"] = noted
+        devices, noted = token
+        FunctionModes.here()._replace(devices=devices).put()
+        if noted is MISSING:
+            self._noted.__dict__.pop("device_context", None)
+        else:
+            self._noted.__dict__["device_context"] = noted
 
     def dump(self, state: Any) -> object:
         """Return the device as a string."""
@@ -110,30 +150,34 @@ class DefaultDeviceCarrier(CarrierBase):
 
 
 class FunctionModesCarrier(CarrierBase):
-    """The stack of ``TorchFunctionMode``, but for the default device (pytorch#148023)."""
+    """The stack of ``TorchFunctionMode``, but for what has a carrier of its own (pytorch#148023)."""
 
     name = "torch.function_modes"
+    captures_anew = True
 
     def __init__(self) -> None:
         def capture() -> object:
-            if not _len_torch_function_stack():
-                return MISSING
-            modes = tuple(m for m in function_modes() if not isinstance(m, DeviceContext))
-            return modes or MISSING
+            return _len_torch_function_stack() and FunctionModes.here().others or MISSING
 
         self.capture = capture
 
     def apply(self, state: object) -> object:
         """Replace the modes on this thread by those of `state`."""
-        before = function_modes()
-        devices = [mode for mode in before if isinstance(mode, DeviceContext)]
-        set_function_modes([*devices, *(state if isinstance(state, tuple) else ())])
-        return tuple(mode for mode in before if not isinstance(mode, DeviceContext))
+        before = FunctionModes.here()
+        before._replace(others=state if isinstance(state, tuple) else ()).put()
+        return before.others
+
+    def peek(self) -> object:
+        """Return the modes."""
+        return FunctionModes.here().others
+
+    def token_for(self, state: object) -> object:
+        """Return what `peek` returns where `state` is current."""
+        return state if isinstance(state, tuple) else ()
 
     def undo(self, token: Any) -> None:
         """Bring back the modes that were there."""
-        devices = [mode for mode in function_modes() if isinstance(mode, DeviceContext)]
-        set_function_modes([*devices, *token])
+        FunctionModes.here()._replace(others=token).put()
 
     def describe(self, state: object) -> str:
         """Name the classes of the modes, the outermost first."""
@@ -144,6 +188,7 @@ class DispatchModesCarrier(CarrierBase):
     """The stack of ``TorchDispatchMode``, fake tensors and other infrastructure included."""
 
     name = "torch.dispatch_modes"
+    captures_anew = True
 
     def __init__(self) -> None:
         def capture() -> object:
@@ -155,9 +200,17 @@ class DispatchModesCarrier(CarrierBase):
 
     def apply(self, state: object) -> object:
         """Replace the modes on this thread by those of `state`."""
-        before = _dispatch_modes(), torch._C._only_lift_cpu_tensors()
+        before = self.peek()
         _set_dispatch_modes(*(state if isinstance(state, tuple) else ((), False)))
         return before
+
+    def peek(self) -> object:
+        """Return the modes."""
+        return _dispatch_modes(), torch._C._only_lift_cpu_tensors()
+
+    def token_for(self, state: object) -> object:
+        """Return what `peek` returns where `state` is current."""
+        return state if isinstance(state, tuple) else ((), False)
 
     def undo(self, token: Any) -> None:
         """Bring back the modes that were there."""

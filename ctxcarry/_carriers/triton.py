@@ -39,21 +39,29 @@ _FIELDS = {"triton.allocator": "_allocator", "triton.profile_allocator": "_profi
 def carriers() -> Iterator[tuple[Carrier, tuple[str, ...]]]:
     """Yield a carrier for each allocator that this version of Triton has."""
     module = _allocation()
+    lacking = unavailable()
     for name, field in _FIELDS.items():
-        if module is not None and hasattr(module, field):
+        if module is not None and name not in lacking:
             yield _carrier(name, module, field), ()
 
 
 def unavailable() -> dict[str, str]:
-    """Return the allocators that this version has not, each with the reason."""
+    """Return the allocators that this version has not, or not as known, each with the reason."""
     module = _allocation()
-    # triton.__version__ needs no metadata, unlike importlib.metadata.
     version = import_module("triton").__version__
-    return {
-        name: f"Triton {version} has no such allocator (triton.runtime._allocation.{field})"
-        for name, field in _FIELDS.items()
-        if module is None or not hasattr(module, field)
-    }
+    reasons: dict[str, str] = {}
+    for name, field in _FIELDS.items():
+        holder = getattr(module, field, None)
+        if module is None or not hasattr(module, field):
+            reasons[name] = f"Triton {version} has no triton.runtime._allocation.{field}"
+        elif not isinstance(holder, ContextVar) and not (
+            callable(holder) and isinstance(getattr(module, "NullAllocator", None), type)
+        ):
+            reasons[name] = (
+                f"triton.runtime._allocation.{field} is {holder!r} in Triton {version}: neither a "
+                "ContextVar nor an allocator beside a NullAllocator, as in the versions known"
+            )
+    return reasons
 
 
 def _allocation() -> ModuleType | None:
@@ -67,14 +75,22 @@ def _carrier(name: str, module: ModuleType, field: str) -> Carrier:
     holder = getattr(module, field)
     if isinstance(holder, ContextVar):
         return AllocatorCarrier(holder, name)
-    if hasattr(holder, "get") and hasattr(holder, "set"):
-        return SharedAllocatorCarrier(name, holder.get, holder.set, default=holder.get())
-    return SharedAllocatorCarrier(
-        name,
-        lambda: getattr(module, field),
-        lambda allocator: setattr(module, field, allocator),
-        default=holder,
-    )
+    nothing = getattr(module, "_NULL_ALLOCATOR", None) or module.NullAllocator()
+    get, put = getattr(holder, "get", None), getattr(holder, "set", None)
+    if get is None or put is None:
+
+        def get() -> Any:
+            return getattr(module, field)
+
+        def put(allocator: Any) -> None:
+            setattr(module, field, allocator)
+
+    def current() -> Any:
+        # Every NullAllocator means the same, and there may be several.
+        allocator = get()
+        return nothing if isinstance(allocator, module.NullAllocator) else allocator
+
+    return SharedAllocatorCarrier(name, current, put, default=nothing)
 
 
 class _ByImportPath:

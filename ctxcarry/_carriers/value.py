@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ctxcarry._carrier import MISSING, UNCHANGED, CarrierBase
-from ctxcarry._plan import same_state
 from ctxcarry.errors import CarrierError
 
 if TYPE_CHECKING:
@@ -51,14 +50,14 @@ class ValueCarrier(CarrierBase):
         """Set the value and return the former one."""
         wanted = self.default if state is MISSING else state
         before = self.capture()
-        if same_state(before, wanted):
+        if before is wanted:
             return UNCHANGED
         self._put(wanted, "apply")
         return before
 
     def undo(self, token: object) -> None:
         """Set the former value."""
-        self._put(token, "undo")
+        self._put(self.default if token is MISSING else token, "undo")
 
     def dump(self, state: object) -> object:
         """Return the value, which travels as plain data or pickled."""

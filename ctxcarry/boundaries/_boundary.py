@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from ctxcarry._bind import Bound
+from ctxcarry._bind import Carried
 from ctxcarry._capture import capture_with
 from ctxcarry._default import registry
+from ctxcarry._policy import policy_of
 from ctxcarry._proxy import CarriedFunction
 from ctxcarry.boundaries._handed import is_handed
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from ctxcarry._snapshot import Snapshot
     from ctxcarry.boundaries._patch import Patch
 
-__all__ = ("Boundary",)
+__all__ = ("Boundary", "is_decorated")
 
 
 class Boundary:
@@ -53,16 +55,14 @@ class Boundary:
 
     def snapshot_for(self, fn: Callable[..., Any]) -> Snapshot | None:
         """Take the snapshot to hand `fn` over with; None when it is not ours to carry."""
-        inner = fn
-        while type(inner) is partial:
-            inner = inner.func
-        if isinstance(inner, CarriedFunction):
-            return inner._self_capture() if self.decorated or self.everything else None
-        if not self.everything or type(fn) is Bound or is_handed(fn):
+        decorated = is_decorated(fn)
+        if not self.everything and not (decorated and self.decorated):
             return None
-        if type(fn) is partial and any(type(argument) is Bound for argument in fn.args):
+        if type(fn) is Carried or is_handed(fn):
+            return None
+        if type(fn) is partial and any(type(argument) is Carried for argument in fn.args):
             return None  # asyncio.to_thread has put `Context.run` around it
-        plan = registry.plan()
+        plan = registry.plan(policy_of(fn) if decorated else None)
         return None if plan.empty else capture_with(plan)
 
     def bound(self, fn: Any) -> Any:
@@ -70,4 +70,13 @@ class Boundary:
         if not callable(fn):
             return fn
         snapshot = self.snapshot_for(fn)
-        return fn if snapshot is None else Bound(snapshot, fn)
+        return fn if snapshot is None else Carried(snapshot, fn)
+
+
+def is_decorated(fn: Any) -> bool:
+    """Say whether `fn` is under `ctxcarry.carry_context`, or a partial or method of one that is."""
+    while type(fn) is partial:
+        fn = fn.func
+    if type(fn) is MethodType:
+        fn = fn.__func__
+    return isinstance(fn, CarriedFunction)

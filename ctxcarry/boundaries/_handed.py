@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
-from ctxcarry._activate import apply_all, call_under, first_failing
-from ctxcarry._capture import read_edits
+from ctxcarry._activate import call_under, capture_error
+from ctxcarry._capture import capture_with, read_edits
 from ctxcarry._carrier import MISSING
-from ctxcarry._plan import same_state
+from ctxcarry._policy import ambient_policy
 from ctxcarry._snapshot import Snapshot
+from ctxcarry._states import same_state
 from ctxcarry._step import STEPPED, made_by, stepped
-from ctxcarry._undo import failed
 from ctxcarry.errors import LeakError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from ctxcarry._plan import Plan
 
-__all__ = ("Handed", "WatchedHanded", "is_handed", "release_when_done")
+__all__ = ("Handed", "OverWorker", "WatchedHanded", "is_handed", "release_when_done")
 
 
 class Handed:
@@ -45,7 +46,7 @@ class Handed:
         try:  # read_states, without a frame of its own
             self.states: tuple[object, ...] | None = plan.read()
         except Exception as cause:
-            raise failed(first_failing(plan), "capture", cause) from cause
+            raise capture_error(plan, cause) from cause
         self.edits = read_edits(plan) if plan.edits else ()
         self.fn = fn
         self.args = args
@@ -74,14 +75,20 @@ class Handed:
             msg = "handed over work runs once, and this has run already or was cancelled"
             raise RuntimeError(msg)
         if context is None or self.edits:
-            return self._run_snapshot()
-        self.states = self.context = None
+            snapshot = self.snapshot()
+            context = snapshot._context_to_enter() if self.plan.in_context else None
+        plan, fn, args, kwargs = self.plan, self.fn, self.args, self.kwargs
+        # A future keeps its callbacks, and so this; it is to keep nothing else.
+        self.release()
         try:
-            result = context.run(call_under, self.plan, states, self.fn, self.args, self.kwargs)
-            if type(result) in STEPPED and made_by(self.fn):
-                result = stepped(Snapshot(self.plan, context, states), result)
+            if context is None:
+                result = call_under(plan, states, fn, args, kwargs)
+            else:
+                result = context.run(call_under, plan, states, fn, args, kwargs)
+            if type(result) in STEPPED and made_by(fn):
+                result = stepped(Snapshot(plan, context, states), result)
         except BaseException:
-            del states, context  # see call_under
+            del states, context, fn, args, kwargs  # see call_under
             raise
         return result
 
@@ -90,25 +97,44 @@ class Handed:
         return Snapshot(self.plan, self.context, self.states or (), self.edits)
 
     def release(self, _: object = None) -> None:
-        """Let go of the snapshot: the call has run, or will not."""
+        """Let go of the snapshot and of the call: it has run, or will not."""
         self.states = self.context = None
         self.edits = ()
-
-    def _run_snapshot(self) -> Any:
-        snapshot = self.snapshot()
-        self.release()
-        try:
-            return snapshot.run(self.fn, *self.args, **self.kwargs)
-        finally:
-            del snapshot
+        self.fn = _gone
+        self.args = ()
+        self.kwargs = {}
 
 
-class WatchedHanded(Handed):
+def _gone() -> None:
+    """Stand where a call was that has run or was cancelled."""
+
+
+class OverWorker(Handed):
+    """
+    A call that sees what is set on its worker where its snapshot has nothing.
+
+    For pools with an initializer, which is there to set something for all calls.
+    """
+
+    __slots__ = ()
+
+    def run(self) -> Any:
+        """Run the call under the snapshot, over what the worker has."""
+        if self.states is not None:
+            self._over(capture_with(self.plan))
+        return super().run()
+
+    def _over(self, base: Snapshot) -> None:
+        over = self.snapshot().over(base)
+        self.states, self.context, self.edits = over._states, over._context, over._edits
+
+
+class WatchedHanded(OverWorker):
     """
     A call with the options of `ctxcarry.executor` that cost something.
 
     Attributes:
-        worker: Fields ``base`` (what the initializer set in this worker).
+        worker: Has ``base``, what the initializer set in this worker.
         check_leaks: Whether the thread must be left as it was found.
         changes: ContextVars that the call set, when they are to be merged back.
     """
@@ -123,57 +149,63 @@ class WatchedHanded(Handed):
         """Run the call under the snapshot, over the worker's base."""
         base = getattr(self.worker, "base", None)
         if base is not None and self.states is not None:
-            over = self.snapshot().over(base)
-            self.states, self.context = over._states, over._context
-            del over
+            self._over(base)
         del base
         if self.changes is not None:
-            self.fn = _Recorded(self.fn, self.changes)
-        if not self.check_leaks:
-            return super().run()
-        plan = self.plan
+            self.fn = _recorded(self.fn, self.changes)
+        if self.check_leaks:
+            self.fn = _checked(self.fn, self.plan)
+        return Handed.run(self)
+
+
+def _checked(fn: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
+    """Return `fn` so that it is an error to leave a context of `plan` changed."""
+    if made_by(fn):  # its body runs elsewhere
+        return fn
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
         before = plan.here()
-        result = super().run()
+        try:
+            result = fn(*args, **kwargs)
+        except BaseException:
+            del before, args, kwargs  # the traceback keeps this frame
+            raise
         leaked = [
             step.name
             for step, was, now in zip(plan.steps, before, plan.here())
             if not same_state(was, now)
         ]
         if leaked:
-            apply_all(plan, before)
+            del before, result, args, kwargs  # the traceback keeps this frame
             msg = (
-                f"{self.fn!r} left {', '.join(leaked)} changed on its worker thread; it has been "
-                "put back. Change such a context in a `with` block, or undo it before returning"
+                f"{fn!r} left {', '.join(leaked)} changed on its worker thread; it has been put "
+                "back. Change such a context in a `with` block, or undo it before returning"
             )
             raise LeakError(msg)
         return result
 
+    return checked
 
-class _Recorded:
-    """A callable that notes which ContextVars it set."""
 
-    __slots__ = ("__wrapped__", "_changes")
+def _recorded(fn: Callable[..., Any], changes: dict[ContextVar[Any], Any]) -> Callable[..., Any]:
+    """Return `fn` so that it notes which ContextVars it sets."""
+    if made_by(fn):  # its body runs elsewhere
+        return fn
 
-    def __init__(self, fn: Callable[..., Any], changes: dict[ContextVar[Any], Any]) -> None:
-        self.__wrapped__ = fn
-        self._changes = changes
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def recorded(*args: Any, **kwargs: Any) -> Any:
         before = copy_context()
         try:
-            return self.__wrapped__(*args, **kwargs)
+            return fn(*args, **kwargs)
         finally:
             after = copy_context()
-            self._changes.update(
-                {
-                    var: value
-                    for var, value in after.items()
-                    if before.get(var, MISSING) is not value
-                }
+            changes.update(
+                (v, value)
+                for v, value in after.items()
+                if before.get(v, MISSING) is not value and v is not ambient_policy
             )
+            del before, after, args, kwargs  # a traceback keeps this frame
 
-    def __repr__(self) -> str:
-        return repr(self.__wrapped__)
+    return recorded
 
 
 def is_handed(fn: Callable[..., Any]) -> bool:
@@ -191,7 +223,13 @@ def release_when_done(future: Future[Any], handed: Handed) -> None:
     tenth of the cost.
     """
     callbacks = getattr(future, "_done_callbacks", None)
-    if type(callbacks) is list:
-        callbacks.append(handed.release)
-    else:
+    if type(callbacks) is not list:
         future.add_done_callback(handed.release)
+        return
+    callbacks.append(handed.release)
+    # Done before the callback was there. A call that has run has nothing left to let go of.
+    if future._state in _DONE:
+        handed.release()
+
+
+_DONE = frozenset({CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,14 +31,18 @@ class _Entry(NamedTuple):
 
 
 _BOUNDARIES = {
-    "executor": _Entry("submit", "concurrent.futures.thread"),
-    "thread": _Entry("threads", "threading"),
-    "thread_pool": _Entry("thread_pool", "multiprocessing.pool"),
-    "asyncio": _Entry("asyncio", "asyncio"),
-    "process": _Entry("process", "multiprocessing.process"),
-    "joblib": _Entry("joblib", "joblib"),
-    "dataloader": _Entry("dataloader", "torch.utils.data"),
-    "torch.futures": _Entry("torch_futures", "torch.futures"),
+    "executor": (_Entry("submit", "concurrent.futures.thread"),),
+    "thread": (_Entry("threads", "threading"),),
+    "thread_pool": (_Entry("thread_pool", "multiprocessing.pool"),),
+    "asyncio": (_Entry("asyncio", "asyncio"),),
+    "process": (
+        _Entry("process", "multiprocessing.process"),
+        _Entry("process_pool", "multiprocessing.pool"),
+        _Entry("process_submit", "concurrent.futures.process"),
+    ),
+    "joblib": (_Entry("joblib", "joblib"),),
+    "dataloader": (_Entry("dataloader", "torch.utils.data"),),
+    "torch.futures": (_Entry("torch_futures", "torch.futures"),),
 }
 _lock = threading.RLock()
 _chosen: set[str] = set()
@@ -106,31 +111,30 @@ def serve_decorated() -> None:
                 _refresh_when_imported(name)
 
 
-_loaded: dict[str, Boundary] = {}
-_awaited: set[str] = set()
+_loaded: dict[_Entry, Boundary] = {}
+_awaited: set[_Entry] = set()
 
 
 def _refresh_when_imported(name: str) -> None:
     """Have the boundary serve whom it is to serve, once there is something to patch."""
-    if name in _loaded:
+    for entry in _BOUNDARIES[name]:
+        if entry not in _awaited:
+            _awaited.add(entry)
+            when_imported(entry.waits_for, partial(_load, name, entry))
+    _refresh(name)
+
+
+def _load(name: str, entry: _Entry) -> None:
+    source = import_module(f"ctxcarry.boundaries.{entry.file}")
+    with _lock:
+        _loaded[entry] = source.boundary
         _refresh(name)
-    elif name not in _awaited:
-        _awaited.add(name)
-        entry = _BOUNDARIES[name]
-
-        def load() -> None:
-            source = import_module(f"ctxcarry.boundaries.{entry.file}")
-            with _lock:
-                _loaded[name] = source.boundary
-                _refresh(name)
-
-        when_imported(entry.waits_for, load)
 
 
 def _refresh(name: str) -> None:
-    boundary = _loaded.get(name)
-    if boundary is not None:
-        boundary.use(decorated=_decorated, everything=name in _chosen)
+    for entry in _BOUNDARIES[name]:
+        if entry in _loaded:
+            _loaded[entry].use(decorated=_decorated, everything=name in _chosen)
 
 
 def _check(names: Iterable[str]) -> None:

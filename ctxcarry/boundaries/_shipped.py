@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ctxcarry._bind import Bound
+from ctxcarry._bind import Carried
 from ctxcarry._snapshot import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("Shipped", "shipped")
+    from ctxcarry.boundaries._boundary import Boundary
+
+__all__ = ("Shipped", "for_shipping", "shipped", "submits_for_map")
 
 
 class Shipped:
@@ -44,6 +46,19 @@ def shipped(
     """Return `fn` so that it takes `snapshot` along to another process."""
     if type(fn) is Shipped:
         return fn
-    if type(fn) is Bound:
+    if type(fn) is Carried:
         snapshot, fn = fn._snapshot, fn.__wrapped__
     return Shipped(snapshot.dumps(not_portable=not_portable), fn)
+
+
+def for_shipping(boundary: Boundary, fn: Any) -> Any:
+    """Return `fn` with the contexts to hand it over with at `boundary`, or as it is."""
+    if type(fn) is Carried:
+        return shipped(fn._snapshot, fn)
+    snapshot = None if type(fn) is Shipped else boundary.snapshot_for(fn)
+    return fn if snapshot is None else shipped(snapshot, fn)
+
+
+def submits_for_map(fn: Any) -> bool:
+    """Say whether `fn` is what ``ProcessPoolExecutor.map`` makes of a function of ours."""
+    return getattr(getattr(fn, "func", None), "__module__", None) == "concurrent.futures.process"

@@ -7,20 +7,22 @@ import threading
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context
+from functools import partial
+from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from ctxcarry._bind import Bound
+from ctxcarry._bind import Carried
 from ctxcarry._capture import capture_with
 from ctxcarry._default import registry as default_registry
-from ctxcarry._policy import Policy
+from ctxcarry._policy import Policy, checked, policy_of
 from ctxcarry.boundaries._handed import Handed, WatchedHanded, release_when_done
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import ParamSpec, TypeVar
 
+    from ctxcarry._plan import Plan
     from ctxcarry._registry import Registry
-
     from ctxcarry.boundaries.process_executor import CarryProcessExecutor
 
     P = ParamSpec("P")
@@ -98,7 +100,10 @@ class CarryExecutor(ThreadPoolExecutor):
     def __init__(
         self,
         max_workers: int | None = None,
-        *args: Any,
+        thread_name_prefix: str = "",
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+        *,
         policy: Policy | None = None,
         registry: Registry | None = None,
         check_leaks: bool = False,
@@ -106,11 +111,7 @@ class CarryExecutor(ThreadPoolExecutor):
         merge_back: bool = False,
         **kwargs: Any,
     ) -> None:
-        if policy is not None and not isinstance(policy, Policy):
-            msg = f"policy= takes what ctxcarry.policy(...) returns, not {policy!r}"
-            raise TypeError(msg)
-        super().__init__(max_workers, *args, **kwargs)
-        self._policy = policy
+        self._policy = checked(policy)
         self._registry = default_registry if registry is None else registry
         self._registry.plan(policy)  # a name that is unknown is an error here, not at each submit
         self._worker = threading.local()
@@ -119,35 +120,40 @@ class CarryExecutor(ThreadPoolExecutor):
         self._merged: weakref.WeakKeyDictionary[Future[Any], WatchedHanded] | None = None
         if merge_back:
             self._merged = weakref.WeakKeyDictionary()
-        watched = check_leaks or merge_back or self._initializer is not None
+        watched = check_leaks or merge_back or initializer is not None
         self._make = WatchedHanded if watched else Handed
-        if self._initializer is not None:
+        if callable(initializer):
             # Not a bound method: a worker must not keep its executor alive.
-            self._initargs = (self._registry, self._worker, self._initializer, self._initargs)
-            self._initializer = _initialize
+            initargs = (self._registry, self._worker, initializer, initargs)
+            initializer = _initialize
+        super().__init__(max_workers, thread_name_prefix, initializer, initargs, **kwargs)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Schedule ``fn(*args, **kwargs)`` in the context of this moment."""
         make = self._make
         handed: Handed
-        if type(fn) is Bound:  # brings its snapshot along, as the function of `map` does
+        if type(fn) is Carried:
             handed = make.of(fn._snapshot, fn.__wrapped__, args, kwargs)
         else:
-            plan = self._registry.plan(self._policy)
+            plan = self._registry.plan(self._policy_for(fn))
             if plan.empty and make is Handed:
                 return super().submit(fn, *args, **kwargs)
             handed = make(plan, fn, args, kwargs)
         if isinstance(handed, WatchedHanded):
             self._watch(handed)
-        if _THREADS_INHERIT:
-            # Else a worker's own context would for ever be the first submitter's.
-            future = Context().run(super().submit, handed.run)
-        else:
-            future = super().submit(handed.run)
+        try:
+            if _THREADS_INHERIT:
+                # Else a worker's own context would for ever be the first submitter's.
+                future = Context().run(super().submit, handed.run)
+            else:
+                future = super().submit(handed.run)
+        except BaseException:
+            handed.release()
+            raise
         release_when_done(future, handed)
         if self._bind_callbacks:
             future.__class__ = _BoundCallbacks
-            future._bind = self._bind  # type: ignore[attr-defined]
+            future._plan = partial(self._registry.plan, self._policy)  # type: ignore[attr-defined]
         if self._merged is not None and isinstance(handed, WatchedHanded):
             self._merged[future] = handed
         return future
@@ -159,8 +165,8 @@ class CarryExecutor(ThreadPoolExecutor):
         **kwargs: Any,
     ) -> Iterator[T]:
         """Map `fn` over `iterables` in the context of this moment."""
-        snapshot = capture_with(self._registry.plan(self._policy))
-        return super().map(Bound(snapshot, fn), *iterables, **kwargs)
+        snapshot = capture_with(self._registry.plan(self._policy_for(fn)))
+        return super().map(Carried(snapshot, fn), *iterables, **kwargs)
 
     def merge_back(self, future: Future[T]) -> T:
         """
@@ -180,8 +186,12 @@ class CarryExecutor(ThreadPoolExecutor):
             variable.set(value)
         return result
 
-    def _bind(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        return capture_with(self._registry.plan(self._policy)).wrap(fn)
+    def _policy_for(self, fn: Callable[..., Any]) -> Policy | None:
+        """Return the policy for handing over `fn`: its own, within the pool's."""
+        if type(fn) in _PLAIN:
+            return self._policy
+        own = policy_of(fn)
+        return self._policy if own is None else own.within(self._policy)
 
     def _watch(self, handed: WatchedHanded) -> None:
         handed.worker = self._worker
@@ -198,10 +208,10 @@ class CarryExecutor(ThreadPoolExecutor):
 class _BoundCallbacks(Future[Any]):
     """A future whose callbacks run in the context of whoever added them."""
 
-    _bind: Callable[[Callable[..., Any]], Callable[..., Any]]
+    _plan: Callable[[], Plan]
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object], /) -> None:
-        super().add_done_callback(self._bind(fn))
+        super().add_done_callback(capture_with(self._plan()).wrap(fn))
 
 
 def _initialize(
@@ -217,3 +227,6 @@ def _initialize(
 
 # Since Python 3.14 a thread may start in a copy of the context of whoever started it.
 _THREADS_INHERIT = bool(getattr(sys.flags, "thread_inherit_context", 0))
+
+# What most submitted functions are, and what has no policy of its own.
+_PLAIN = frozenset({BuiltinFunctionType, FunctionType})

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ctxcarry._bind import Bound
+from ctxcarry._bind import Carried
 from ctxcarry._capture import capture_with
 from ctxcarry._default import registry
-from ctxcarry.boundaries._boundary import Boundary
+from ctxcarry.boundaries._boundary import Carriedary
 from ctxcarry.boundaries._patch import Patch
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def _call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _bound_calls(iterable: Iterable[Any], snapshot: Snapshot | None) -> Iterator[Any]:
     for fn, args, kwargs in iterable:
-        if snapshot is not None and not snapshot._plan.empty and type(fn) is not Bound:
-            yield Bound(snapshot, fn), args, kwargs
+        if snapshot is not None and not snapshot._plan.empty and type(fn) is not Carried:
+            yield Carried(snapshot, fn), args, kwargs
         else:
             yield boundary.bound(fn), args, kwargs
 
@@ -41,4 +41,4 @@ def _patches() -> tuple[Patch, ...]:
     return (Patch(joblib.Parallel, "__call__", _call),)
 
 
-boundary = Boundary(_patches)
+boundary = Carriedary(_patches)

@@ -1,66 +1,29 @@
-"""Other processes: ``ProcessPoolExecutor``, ``multiprocessing.Process`` and ``Pool``."""
+"""``multiprocessing.Process``, and its subclasses with a `run` of their own."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ctxcarry._bind import Bound
 from ctxcarry._snapshot import Snapshot
 from ctxcarry.boundaries._boundary import Boundary
 from ctxcarry.boundaries._patch import Patch
-from ctxcarry.boundaries._shipped import Shipped, shipped
+from ctxcarry.boundaries._shipped import for_shipping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ("boundary",)
 
-_POOL_METHODS = ("apply_async", "imap", "imap_unordered", "map", "map_async", "starmap", "starmap_async")
-
-
-def _for_shipping(fn: Any) -> Any:
-    """Return `fn` with the contexts to hand it over with, or as it is."""
-    if type(fn) is Bound:
-        return shipped(fn._snapshot, fn)
-    snapshot = None if type(fn) is Shipped else boundary.snapshot_for(fn)
-    return fn if snapshot is None else shipped(snapshot, fn)
-
-
-def _submit(original: Callable[..., Any]) -> Callable[..., Any]:
-    from ctxcarry.boundaries.process_executor import (  # noqa: PLC0415
-        CarryProcessExecutor,
-        _submits_for_map,
-    )
-
-    def submit(self: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(self, CarryProcessExecutor) and not _submits_for_map(fn):
-            fn = _for_shipping(fn)
-        return original(self, fn, *args, **kwargs)
-
-    return submit
-
-
-def _map(original: Callable[..., Any]) -> Callable[..., Any]:
-    def map(self: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:  # noqa: A001
-        # ThreadPool derives from Pool and has a boundary of its own.
-        if type(self).__name__ != "ThreadPool":
-            fn = _for_shipping(fn)
-        return original(self, fn, *args, **kwargs)
-
-    return map
-
 
 def _start(original: Callable[..., Any]) -> Callable[..., Any]:
-    from multiprocessing.process import BaseProcess  # noqa: PLC0415 - imports multiprocessing
-
     def start(self: Any) -> None:
         target = getattr(self, "_target", None)
         if getattr(target, "__module__", None) in _SERVANTS:
             return original(self)
         if target is not None:
-            self._target = _for_shipping(target)
+            self._target = for_shipping(boundary, target)
             return original(self)
-        if type(self).run is BaseProcess.run:
+        if type(self).run is _base().run:
             return original(self)
         snapshot = boundary.snapshot_for(self.run)
         if snapshot is None:
@@ -91,17 +54,14 @@ class _OwnRun:
 _SERVANTS = frozenset({"concurrent.futures.process", "multiprocessing.pool"})
 
 
-def _patches() -> tuple[Patch, ...]:
-    from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415 - imports multiprocessing
-    from multiprocessing.pool import Pool  # noqa: PLC0415
-    from multiprocessing.process import BaseProcess  # noqa: PLC0415
+def _base() -> Any:
+    from multiprocessing.process import BaseProcess  # noqa: PLC0415 - is being imported when we are
 
-    return (
-        Patch(ProcessPoolExecutor, "submit", _submit),
-        Patch(ProcessPoolExecutor, "map", _map),
-        Patch(BaseProcess, "start", _start),
-        *(Patch(Pool, name, _map) for name in _POOL_METHODS),
-    )
+    return BaseProcess
+
+
+def _patches() -> tuple[Patch, ...]:
+    return (Patch(_base(), "start", _start),)
 
 
 boundary = Boundary(_patches)

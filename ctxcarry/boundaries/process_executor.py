@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ctxcarry._capture import capture_with
 from ctxcarry._default import registry as default_registry
-from ctxcarry.boundaries._shipped import shipped
+from ctxcarry._policy import checked, policy_of
+from ctxcarry.boundaries._shipped import shipped, submits_for_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -41,7 +42,7 @@ class CarryProcessExecutor(ProcessPoolExecutor):
             msg = f"not_portable= is 'raise', 'warn' or 'skip', not {not_portable!r}"
             raise ValueError(msg)
         super().__init__(max_workers, *args, **kwargs)
-        self._policy = policy
+        self._policy = checked(policy)
         self._registry = default_registry if registry is None else registry
         self._registry.plan(policy)
         self._not_portable = not_portable
@@ -58,12 +59,8 @@ class CarryProcessExecutor(ProcessPoolExecutor):
         return super().map(self._shipped(fn), *iterables, **kwargs)
 
     def _shipped(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        if _submits_for_map(fn):
+        if submits_for_map(fn):
             return fn
-        plan = self._registry.plan(self._policy)
+        own = policy_of(fn)
+        plan = self._registry.plan(self._policy if own is None else own.within(self._policy))
         return fn if plan.empty else shipped(capture_with(plan), fn, self._not_portable)
-
-
-def _submits_for_map(fn: Callable[..., Any]) -> bool:
-    """Say whether `fn` is what ``ProcessPoolExecutor.map`` makes of a function of ours."""
-    return getattr(getattr(fn, "func", None), "__module__", None) == "concurrent.futures.process"

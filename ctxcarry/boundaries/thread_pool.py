@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ctxcarry.boundaries._boundary import Boundary
@@ -42,9 +43,8 @@ def _is_callback(argument: object) -> bool:
 
 
 def _patches() -> tuple[Patch, ...]:
-    from multiprocessing.pool import ThreadPool  # noqa: PLC0415 - imports all of multiprocessing
-
-    return tuple(Patch(ThreadPool, name, _handing_over) for name in _METHODS)
+    pool = import_module("multiprocessing.pool")  # imports all of multiprocessing
+    return tuple(Patch(pool.ThreadPool, name, _handing_over) for name in _METHODS)
 
 
 boundary = Boundary(_patches)

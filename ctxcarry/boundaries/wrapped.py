@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import wrapt
 
-from ctxcarry._bind import Bound
+from ctxcarry._bind import Carried
 from ctxcarry._capture import capture_with
 from ctxcarry._default import registry as default_registry
-from ctxcarry._proxy import CarriedFunction
+from ctxcarry._policy import checked, policy_of
 from ctxcarry.boundaries._shipped import shipped
-from ctxcarry.boundaries.submit import hand_over
+from ctxcarry.boundaries.submit import hand_over, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -41,26 +41,30 @@ class WrappedExecutor(wrapt.ObjectProxy):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Schedule ``fn(*args, **kwargs)`` in the context of this moment."""
+        pool: Any = self.__wrapped__
         future: Future[Any]
         snapshot = self._self_snapshot(fn)
         if snapshot is None:
-            future = self.__wrapped__.submit(fn, *args, **kwargs)
+            with quiet():
+                future = pool.submit(fn, *args, **kwargs)
         elif self._self_ships:
-            future = self.__wrapped__.submit(shipped(snapshot, fn), *args, **kwargs)
+            future = pool.submit(shipped(snapshot, fn), *args, **kwargs)
         else:
-            inner = fn.__wrapped__ if type(fn) is Bound else fn
-            future = hand_over(self.__wrapped__.submit, snapshot, inner, args, kwargs)
+            initializer = getattr(pool, "_initializer", None)
+            future = hand_over(pool.submit, snapshot, fn, args, kwargs, initializer)
         return future
 
-    def map(
-        self, fn: Callable[..., Any], *iterables: Iterable[Any], **kwargs: Any
-    ) -> Iterator[Any]:
+    def map(self, fn: Callable[..., Any], *iterables: Iterable[Any], **kwargs: Any) -> Iterator[Any]:
         """Map `fn` over `iterables` in the context of this moment."""
         snapshot = self._self_snapshot(fn)
-        if snapshot is not None and type(fn) is not Bound:
-            fn = shipped(snapshot, fn) if self._self_ships else Bound(snapshot, fn)
-        # The pool's own `map` calls the pool's own `submit`, so the callable brings the snapshot.
-        results: Iterator[Any] = self.__wrapped__.map(fn, *iterables, **kwargs)
+        results: Iterator[Any]
+        if snapshot is None:
+            with quiet():
+                results = self.__wrapped__.map(fn, *iterables, **kwargs)
+        else:
+            # The pool's own `map` calls the pool's own `submit`; the callable brings the snapshot.
+            fn = shipped(snapshot, fn) if self._self_ships else Carried(snapshot, fn)
+            results = self.__wrapped__.map(fn, *iterables, **kwargs)
         return results
 
     def __enter__(self) -> WrappedExecutor:  # noqa: PYI034 - not meant to be derived from
@@ -68,11 +72,9 @@ class WrappedExecutor(wrapt.ObjectProxy):
         return self
 
     def _self_snapshot(self, fn: Callable[..., Any]) -> Snapshot | None:
-        if type(fn) is Bound:
-            return fn._snapshot
-        if isinstance(fn, CarriedFunction):
-            return fn._self_capture()
-        plan = self._self_registry.plan(self._self_policy)
+        own = policy_of(fn)
+        policy = self._self_policy if own is None else own.within(self._self_policy)
+        plan = self._self_registry.plan(policy)
         return None if plan.empty else capture_with(plan)
 
 
@@ -90,11 +92,14 @@ def wrap_executor(pool: E, *, policy: Policy | None = None, registry: Registry |
         registry: Carriers to use instead of `ctxcarry.registry`.
 
     Raises:
-        TypeError: If `pool` is no executor.
+        TypeError: If `pool` is no executor, or `policy` no policy.
     """
     if type(pool) is WrappedExecutor or hasattr(pool, "_carries"):
         return pool
-    if not callable(getattr(pool, "submit", None)):
+    if isinstance(pool, type) or not callable(getattr(pool, "submit", None)):
         msg = f"wrap_executor takes a concurrent.futures.Executor, not {pool!r}"
         raise TypeError(msg)
-    return WrappedExecutor(pool, default_registry if registry is None else registry, policy)
+    policy = checked(policy)
+    registry = default_registry if registry is None else registry
+    registry.plan(policy)  # a name that is unknown is an error here, not at each submit
+    return WrappedExecutor(pool, registry, policy)

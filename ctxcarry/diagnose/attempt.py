@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from ctxcarry._carrier import MISSING, shorten
-from ctxcarry._plan import same_state
+from ctxcarry._states import same_state
 from ctxcarry.diagnose.probes import ProbeError
 
 if TYPE_CHECKING:

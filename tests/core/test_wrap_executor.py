@@ -1,6 +1,7 @@
 """`wrap_executor`: a pool that exists already, made to carry."""
 
 import asyncio
+import functools
 import threading
 import weakref
 from concurrent.futures import (
@@ -238,8 +239,9 @@ def test_bound_and_decorated_callables(plain, default_local):
     set_all(default_local, "near")
     assert ("bound", "bound") == wrapped.submit(bound).result(TIMEOUT)
     assert [("bound", "bound")] == list(wrapped.map(bound, [0]))
-    assert ("near", None) == wrapped.submit(only).result(TIMEOUT)
-    assert [("near", None)] == list(wrapped.map(only, [0]))
+    for fn in (only, functools.partial(only, 1)):
+        assert ("near", None) == wrapped.submit(fn).result(TIMEOUT)
+        assert [("near", None)] == list(wrapped.map(fn, [0]))
 
 
 def test_run_in_executor(plain, registry, local, look):

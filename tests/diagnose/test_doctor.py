@@ -246,7 +246,7 @@ def test_working_carrier_is_ok(probed):
             "clean",
             "failed to apply its context: OSError: the slot is jammed",
         ),
-        (CaptureSets, "ok", "left", "the thread that handed over was left with 'captured'"),
+        (CaptureSets, "ok", "left", "left with 'captured'"),
     ],
 )
 def test_broken_carrier_fails_and_only_it(probed, broken, carried, after, text):
