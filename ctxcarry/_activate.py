@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ctxcarry._undo import failed, report, undo_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ctxcarry._plan import Plan
     from ctxcarry._undo import Undo
@@ -54,26 +53,31 @@ def call_under(
     except BaseException as cause:  # noqa: BLE001 - _give_up raises it
         del states, fn, args, kwargs
         _give_up(plan, applied, cause)
+    undone = [name for _, _, name in applied] if applied else ()
     try:
         result = fn(*args, **kwargs)
     except BaseException as error:
         # A traceback keeps this frame, and so its locals, for as long as the
         # exception lives: a future would pin the captured objects.
         del fn, args, kwargs
-        leave(plan, states, applied, error)
+        _set_back(plan, states, undone, applied, error)
         del plan, states
         raise
     del fn, args, kwargs
     try:
-        leave(plan, states, applied, None)
+        _set_back(plan, states, undone, applied, None)
     except BaseException:
-        del states, result
+        del plan, states, result
         raise
     return result
 
 
-def leave(
-    plan: Plan, states: Sequence[object], applied: list[Undo], error: BaseException | None
+def _set_back(
+    plan: Plan,
+    states: Sequence[object],
+    undone: Collection[str],
+    applied: list[Undo],
+    error: BaseException | None,
 ) -> None:
     """
     Bring the thread back: set back what the work left changed, then undo what was applied.
@@ -81,29 +85,17 @@ def leave(
     Raises:
         ExceptionGroup: As `undo_all`.
     """
-    undone: Sequence[str] = ()
-    kept: list[object] = []
     try:
-        if applied:
-            undone = [name for _, _, name in applied]
-        try:
-            plan.leave(states, undone, kept)
-        except Exception as cause:  # noqa: BLE001 - reported
-            name, _ = plan.fused.failing(cause)
-            failure = failed(name, "undo", cause)
-            undo_all(applied, error or failure)
-            report([failure], error)
-        if applied:
-            undo_all(applied, error)
-    except BaseException:
+        plan.leave(states, undone)
+    except Exception as cause:  # noqa: BLE001 - reported
         del states  # the traceback keeps this frame
-        raise
-    if kept:
-        # Some contexts are as they were put back for as long as the token lives.
-        vars(_kept).setdefault("tokens", []).append(kept)
-
-
-_kept = threading.local()
+        name, _ = plan.fused.failing(cause)
+        failure = failed(name, "undo", cause)
+        undo_all(applied, error or failure)
+        report([failure], error)
+    if applied:
+        del states
+        undo_all(applied, error)
 
 
 def capture_error(plan: Plan, cause: Exception) -> CarrierError:

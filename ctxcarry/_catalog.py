@@ -86,4 +86,4 @@ def _tell(names: str, error: Exception) -> None:
         warnings.warn(message, CtxCarryWarning, stacklevel=2)
     except CtxCarryWarning:
         # Warnings are errors here, and this one would come out of an import statement.
-        logging.getLogger("ctxcarry").error(message)
+        logging.getLogger("ctxcarry").exception(message)

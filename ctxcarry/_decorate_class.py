@@ -93,12 +93,15 @@ def _wrap_own_methods(cls: type, policy: Policy | None) -> None:
             setattr(cls, name, _over_base(value, policy))
         elif hasattr(value, "_self_policy") and _is_method(name, value.__wrapped__):
             # Decorated itself: still to be seen as such by boundaries.
-            setattr(cls, name, type(value)(_over_base(value.__wrapped__, policy), value._self_policy))
+            method = _over_base(value.__wrapped__, policy)
+            setattr(cls, name, type(value)(method, value._self_policy))
     if "__init__" not in vars(cls):
+        owner: Any = cls
+        has_new = vars(object)["__new__"] is not getattr(cls, "__new__", None)
 
         def __init__(self: Any, /, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            inherited = super(cls, self).__init__
-            if getattr(inherited, "__objclass__", None) is object and cls.__new__ is not object.__new__:
+            inherited: Any = super(owner, self).__init__
+            if has_new and getattr(inherited, "__objclass__", None) is object:
                 inherited()  # the arguments were for __new__
             else:
                 inherited(*args, **kwargs)
@@ -115,12 +118,13 @@ def _wrap_inherited(cls: type, base: type, policy: Policy | None) -> None:
 
 def _next_in_line(cls: type, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that calls the one after `cls`: in a diamond, not always `method`."""
+    owner: Any = cls
     if made_by(method):
         return method
 
     @wraps(method)
     def inherited(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return getattr(super(cls, self), name)(*args, **kwargs)
+        return getattr(super(owner, self), name)(*args, **kwargs)
 
     return inherited
 
@@ -163,11 +167,12 @@ def _over_base(method: Callable[..., Any], policy: Policy | None) -> Callable[..
 
 
 def _follow_subclasses(cls: type, policy: Policy | None) -> None:
+    owner: Any = cls
     own = vars(cls).get("__init_subclass__")
 
     def __init_subclass__(subclass: type, **kwargs: Any) -> None:  # noqa: N807
         if own is None:
-            super(cls, subclass).__init_subclass__(**kwargs)
+            super(owner, subclass).__init_subclass__(**kwargs)
         else:
             own.__get__(None, subclass)(**kwargs)
         _wrap_own_methods(subclass, policy)

@@ -33,13 +33,13 @@ For the carriers ``0`` (which can be put) and ``1`` the source is::
             states = now = token = state0 = state1 = None
             raise
 
-    def leave(states, undone, kept):
+    def leave(states, undone):
         try:
             (state0, state1, ) = states
-            if capture0() is not state0 and name0 not in undone:
+            if name0 not in undone and capture0() is not state0:
                 put0(state0)
-            if capture1() is not state1 and name1 not in undone:
-                kept.append(apply1(state1))
+            if name1 not in undone and capture1() is not state1:
+                keep(apply1(state1))
         except BaseException:
             states = state0 = state1 = None
             raise
@@ -49,6 +49,7 @@ The last lines of each keep a traceback, which keeps this frame, from keeping th
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ctxcarry._carrier import MISSING, UNCHANGED
@@ -74,8 +75,8 @@ _APPLY = (
 )
 # For carriers whose captured states are made anew each time, and so never identical.
 _APPLY_ANEW = ("if state{i} is not default{i} or capture{i}() is not state{i}:", *_APPLY[1:])
-_LEAVE_PUT = ("if capture{i}() is not state{i} and name{i} not in undone:", "    put{i}(state{i})")
-_LEAVE = (_LEAVE_PUT[0], "    kept.append(apply{i}(state{i}))")
+_LEAVE_PUT = ("if name{i} not in undone and capture{i}() is not state{i}:", "    put{i}(state{i})")
+_LEAVE = (_LEAVE_PUT[0], "    keep(apply{i}(state{i}))")
 
 
 class Fused(NamedTuple):
@@ -88,8 +89,8 @@ class Fused(NamedTuple):
             the policy clears.
         enter: Takes the states of a snapshot and a list. Applies the states that
             differ from what is current, and appends what undoes each.
-        leave: Takes the states, the names of what was undone, and a list. Sets
-            back what the work itself left changed, and appends the tokens.
+        leave: Takes the states and the names of what will be undone. Sets back
+            what else the work has left changed.
         at_line: Which carrier a line of the source is about, and whether it is
             asked there for its state (``"capture"``) or to change it.
     """
@@ -97,7 +98,7 @@ class Fused(NamedTuple):
     read: Callable[[], tuple[object, ...]]
     here: Callable[[], tuple[object, ...]]
     enter: Callable[[Sequence[object], list[Undo]], None]
-    leave: Callable[[Sequence[object], Collection[str], list[object]], None]
+    leave: Callable[[Sequence[object], Collection[str]], None]
     at_line: dict[int, tuple[str, str]]
 
     def failing(self, error: BaseException) -> tuple[str, str]:
@@ -133,7 +134,7 @@ def fuse(steps: Sequence[Step]) -> Fused:
     states = [f"state{i}" for i in range(len(steps))]
     for header, blocks in (
         ("def enter(states, applied):", [_entering(step) for step in steps]),
-        ("def leave(states, undone, kept):", [_leaving(step) for step in steps]),
+        ("def leave(states, undone):", [_leaving(step) for step in steps]),
     ):
         write(header)
         write("    try:")
@@ -145,7 +146,7 @@ def fuse(steps: Sequence[Step]) -> Fused:
         write("    except BaseException:")
         write(f"        {' = '.join(['states', 'now', 'token', *states])} = None")
         write("        raise")
-    names: dict[str, Any] = {"UNCHANGED": UNCHANGED, "nothing": _nothing}
+    names: dict[str, Any] = {"UNCHANGED": UNCHANGED, "nothing": _nothing, "keep": _keep}
     for i, step in enumerate(steps):
         names |= {
             f"read{i}": step.read,
@@ -163,6 +164,15 @@ def fuse(steps: Sequence[Step]) -> Fused:
 
 def _nothing(token: object) -> None:
     """Undo what was found to be as asked."""
+
+
+def _keep(token: object) -> None:
+    """Keep `token`: some contexts are as they were put back for as long as it lives."""
+    if token is not UNCHANGED:
+        vars(_kept).setdefault("tokens", []).append(token)
+
+
+_kept = threading.local()
 
 
 def _entering(step: Step) -> tuple[str, ...]:

@@ -61,6 +61,7 @@ class Plan:
     """
 
     __slots__ = (
+        "_swaps",
         "absorbed",
         "actions",
         "contexts",
@@ -75,7 +76,6 @@ class Plan:
         "process_wide",
         "read",
         "steps",
-        "_swaps",
     )
 
     def __init__(
@@ -112,7 +112,6 @@ class Plan:
         self.empty = not steps and not self.in_context
         self.fused = fuse(steps)
         self.read, self.here, self.enter, self.leave, _ = self.fused
-
 
     def swaps(self) -> tuple[Swap, ...]:
         """Return how each step takes turns with a body that pauses."""

@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-__all__ = ("CLEAR", "PROPAGATE", "REMAINING", "UNCHANGED_BY_POLICY", "Policy", "ambient_policy", "checked", "policy_of")
+__all__ = (
+    "CLEAR",
+    "PROPAGATE",
+    "REMAINING",
+    "UNCHANGED_BY_POLICY",
+    "Policy",
+    "ambient_policy",
+    "checked",
+    "policy_of",
+)
 
 PROPAGATE: Final = "propagate"
 CLEAR: Final = "clear"

@@ -61,11 +61,12 @@ def loads(data: bytes, *, trusted: bool, strict: bool, registry: Registry) -> Sn
             edits += _loaded_variables(entry, problems, trusted=trusted)
             continue
         try:
-            states[name] = _loaded(_carrier(name, registry, trusted=trusted), entry, trusted=trusted)
+            carrier = _carrier(name, registry, trusted=trusted)
+            states[name] = _loaded(carrier, entry, trusted=trusted)
         except ContextMismatchError:
             raise
-        except CtxCarryError as problem:
-            problems.append(problem)
+        except CtxCarryError as error:
+            problems.append(error)
     if problems and strict:
         msg = f"the snapshot cannot be loaded in full: {'; '.join(map(str, problems))}"
         raise WireError(msg) from problems[0]
@@ -89,7 +90,7 @@ def _states(snapshot: Snapshot) -> Iterator[tuple[Carrier, str, object]]:
 
 
 def _dumped(carrier: Carrier, state: object, not_portable: str | None) -> list[Any] | None:
-    how = not_portable or getattr(carrier, "not_portable", "warn")
+    how = not_portable or str(getattr(carrier, "not_portable", "warn"))
     try:
         value = _dump(carrier, state)
         return packed(value) if getattr(carrier, "pickles", False) else ["v", value]
@@ -203,7 +204,7 @@ def _assembled(
     for carrier in registry.carriers():
         if carrier.name in states and hasattr(carrier, "variables"):
             state = states.pop(carrier.name)
-            cleared = {v: MISSING for v in variables_of(carrier)}
+            cleared = dict.fromkeys(variables_of(carrier), MISSING)
             values = cleared if state is CLEARED else carrier.values_of(state)  # type: ignore[attr-defined]
             edits = [*edits, *values.items()]
     plan = registry.far_plan(

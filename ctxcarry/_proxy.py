@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from ctxcarry._policy import Policy
     from ctxcarry._snapshot import Snapshot
 
-__all__ = ("BoundFunction", "CarriedFunction", "CarriedClassMethod", "SteppedFunction", "SteppedMethod", "carried")
+__all__ = (
+    "BoundFunction",
+    "CarriedClassMethod",
+    "CarriedFunction",
+    "SteppedFunction",
+    "SteppedMethod",
+    "carried",
+)
 
 
 class BoundFunction(wrapt.CallableObjectProxy):

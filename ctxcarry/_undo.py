@@ -109,7 +109,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 def _exception_group() -> Any:
     if sys.version_info >= (3, 11):
-        return ExceptionGroup
+        return ExceptionGroup  # noqa: F821 - of Python 3.11
     # Imported only here: the backport changes how all tracebacks are printed.
     from exceptiongroup import ExceptionGroup as Backport  # noqa: PLC0415
 

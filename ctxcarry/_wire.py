@@ -60,8 +60,8 @@ def decode(data: bytes) -> dict[str, list[Any]]:
     version = data[len(_MAGIC)]
     if version != _VERSION:
         msg = (
-            f"the snapshot is of wire version {version} and this ctxcarry reads {_VERSION}: use the "
-            "same version of ctxcarry on both sides"
+            f"the snapshot is of wire version {version} and this ctxcarry reads {_VERSION}: use "
+            "the same version of ctxcarry on both sides"
         )
         raise WireError(msg)
     body = data[_HEADER:]

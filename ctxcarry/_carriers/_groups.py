@@ -57,16 +57,17 @@ def find_group(context: str, payload: dict[str, Any]) -> ProcessGroup:
             f"{n!r} of ranks {dump_group(g)['ranks']}" for n, g in sorted(here.items())
         )
         msg = (
-            f"{context}: the process group {name!r} of ranks {ranks} was current where the work was "
-            f"handed over. This process has {listing}. Make the same groups in the same order in "
-            f"both processes, or leave it out with ctxcarry.suppress({context.split(':')[0]!r})"
+            f"{context}: the process group {name!r} of ranks {ranks} was current where the work "
+            f"was handed over. This process has {listing}. Make the same groups in the same order "
+            "in both processes, or leave it out with "
+            f"ctxcarry.suppress({context.partition(':')[0]!r})"
         )
         raise ContextMismatchError(msg)
     return group
 
 
 def dump_mesh(mesh: DeviceMesh) -> dict[str, Any]:
-    """Return the device type, the names of the dimensions and the ranks of `mesh`, nested by them."""
+    """Return the device type of `mesh`, the names of its dimensions and its ranks."""
     dumped = _dumped.get(mesh)
     if dumped is None:
         names = mesh.mesh_dim_names

@@ -78,32 +78,36 @@ class SpmdStateCarrier(CarrierBase):
         """Set the meshes, and make type checking work on this thread as it did on the other."""
         stack, mode, flags, places = state if isinstance(state, tuple) else ((), None, (), ())
         fields = self._local.__dict__
-        stack_before, mode_before = fields.get(_STACK, MISSING), fields.get(_MODE, MISSING)
-        if (
-            mode is (None if mode_before is MISSING else mode_before)
-            and (mode is None or flags == _flags(mode))
-            and same_state(stack, () if stack_before is MISSING else tuple(stack_before))
-        ):
-            return UNCHANGED
-        types = None
-        if mode is not None or (mode_before is not None and mode_before is not MISSING):
+        stack_before, mode_before = fields.get(_STACK), fields.get(_MODE)
+        if mode is mode_before is None:
+            if stack_before and same_state(stack, tuple(stack_before)):
+                return UNCHANGED
+            types = None
+        else:
+            if (
+                mode is mode_before
+                and flags == _flags(mode)
+                and same_state(stack, tuple(stack_before or ()))
+            ):
+                return UNCHANGED
             modes = FunctionModes.here()
             types = modes.types
             if mode is not None:
                 mode = _copy(mode, flags)
             modes._replace(types=tuple((place, mode) for place in places)).put()
-        fields[_STACK], fields[_MODE] = list(stack), mode
+            fields[_MODE] = mode
+        fields[_STACK] = list(stack)
         return stack_before, mode_before, types
 
     def peek(self) -> object:
         """Return stack, mode, and where the mode is among the function modes."""
         fields = self._local.__dict__
-        return fields.get(_STACK, MISSING), fields.get(_MODE, MISSING), FunctionModes.here().types
+        return fields.get(_STACK), fields.get(_MODE), FunctionModes.here().types
 
     def token_for(self, state: object) -> object:
         """Return a stack and a mode of its own, as in `state`."""
         if not isinstance(state, tuple):
-            return MISSING, MISSING, ()
+            return None, None, ()
         stack, mode, flags, places = state
         own = None if mode is None else _copy(mode, flags)
         return list(stack), own, tuple((place, own) for place in places)
@@ -112,15 +116,19 @@ class SpmdStateCarrier(CarrierBase):
         """Put the former stack, mode and function modes back."""
         stack, mode, types = token
         fields = self._local.__dict__
-        for key, value in ((_STACK, stack), (_MODE, mode)):
-            if value is not MISSING:
-                fields[key] = value
-            elif key in fields:
-                del fields[key]
-        if types is not None:
-            modes = FunctionModes.here()
-            if modes.types or types:
-                modes._replace(types=types).put()
+        if stack is None:
+            fields.pop(_STACK, None)
+        else:
+            fields[_STACK] = stack
+        if types is None:
+            return
+        if mode is None:
+            fields.pop(_MODE, None)
+        else:
+            fields[_MODE] = mode
+        modes = FunctionModes.here()
+        if modes.types or types:
+            modes._replace(types=types).put()
 
     def describe(self, state: object) -> str:
         """Name the axes of the innermost mesh and the kind of type checking."""

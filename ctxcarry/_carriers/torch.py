@@ -32,10 +32,7 @@ def carriers() -> Iterator[tuple[Carrier, tuple[str, ...]]]:
 
 def unavailable() -> dict[str, str]:
     """Return what this torch lacks, each with the reason."""
-    lacking = {
-        name: [n for n in names if not _has(n)]
-        for name, names in _NEEDED.items()
-    }
+    lacking = {name: [n for n in names if not _has(n)] for name, names in _NEEDED.items()}
     return {
         name: f"torch {torch.__version__} has no {', '.join(missing)}"
         for name, missing in lacking.items()
@@ -94,7 +91,7 @@ class InferenceModeCarrier(CarrierBase):
         wanted = state is True
         if torch.is_inference_mode_enabled() is wanted:
             return UNCHANGED
-        guard = torch._C._InferenceMode(wanted)
+        guard: Any = torch._C._InferenceMode(wanted)
         guard.__enter__()
         return guard
 
@@ -135,7 +132,7 @@ class _InferenceSwap:
         # The guard sets these three too, and they are others' to carry or leave.
         grad, forward = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
         threads = torch._C._is_multithreading_enabled()
-        guard = torch._C._InferenceMode(enabled)
+        guard: Any = torch._C._InferenceMode(enabled)
         guard.__enter__()
         torch._C._set_grad_enabled(grad)
         torch._C._set_fwd_grad_enabled(forward_inside if enabled else forward)
@@ -166,7 +163,8 @@ class AutocastCarrier(CarrierBase):
         # Asking for an unknown device type is an error that differs by version.
         available = torch.amp.autocast_mode.is_autocast_available
         self._types = tuple(t for t in _DEVICE_TYPES if available(t))
-        self._default = (0, True, tuple((t, False, torch.get_autocast_dtype(t)) for t in self._types))
+        dtypes = [(t, torch.get_autocast_dtype(t)) for t in self._types]
+        self._default = (0, True, tuple((t, False, dtype) for t, dtype in dtypes))
         types = self._types
         any_enabled = getattr(torch._C, "_is_any_autocast_enabled", None) or (
             lambda: any(torch.is_autocast_enabled(t) for t in types)
@@ -230,7 +228,7 @@ class AutocastCarrier(CarrierBase):
     def load(self, payload: Any) -> object:
         """Return the state with torch's dtypes."""
         nesting, caches, changed = payload
-        types = dict((t, (enabled, dtype)) for t, enabled, dtype in self._default[2])
+        types = {t: (enabled, dtype) for t, enabled, dtype in self._default[2]}
         types |= {
             t: (bool(enabled), _dtype(name)) for t, (enabled, name) in changed.items() if t in types
         }

@@ -138,7 +138,7 @@ class MultithreadingCarrier(CarrierBase):
 
 def _pop_all() -> list[Any]:
     taken = []
-    while (pair := _autograd._top_saved_tensors_default_hooks(False)) is not None:  # noqa: FBT003
+    while (pair := _autograd._top_saved_tensors_default_hooks(False)) is not None:
         taken.append(pair)
         _autograd._pop_saved_tensors_default_hooks()
     return taken
@@ -149,4 +149,4 @@ def _allow(message: str | None) -> None:
     if message is None:
         _autograd._saved_tensors_hooks_enable()
     else:
-        _autograd._saved_tensors_hooks_disable(message, False)  # noqa: FBT003 - hooks may be there
+        _autograd._saved_tensors_hooks_disable(message, False)

@@ -15,7 +15,7 @@ from ctxcarry._carrier import MISSING, UNCHANGED, CarrierBase
 from ctxcarry.errors import NotPortableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ctxcarry._carrier import Carrier
 
@@ -53,16 +53,18 @@ class CudaDeviceCarrier(CarrierBase):
     name = "torch.cuda_device"
 
     def __init__(self) -> None:
-        initialized, get = torch.cuda.is_initialized, torch._C._cuda_getDevice
+        initialized: Callable[[], bool] = torch.cuda.is_initialized
+        get = torch._C._cuda_getDevice
 
         def capture() -> object:
             return get() if initialized() else MISSING
 
         self.capture = capture
+        self._initialized = initialized
 
     def apply(self, state: object) -> object:
         """Make the device current and bind its context to this thread."""
-        if not isinstance(state, int) or not torch.cuda.is_initialized():
+        if not isinstance(state, int) or not self._initialized():
             return UNCHANGED
         before = torch._C._cuda_getDevice()
         torch._C._cuda_setDevice(state)
@@ -94,7 +96,8 @@ class CudaStreamCarrier(CarrierBase):
     name = "torch.cuda_stream"
 
     def __init__(self) -> None:
-        initialized, get_device = torch.cuda.is_initialized, torch._C._cuda_getDevice
+        initialized: Callable[[], bool] = torch.cuda.is_initialized
+        get_device = torch._C._cuda_getDevice
         get_stream = torch._C._cuda_getCurrentStream
 
         def capture() -> object:
@@ -105,10 +108,11 @@ class CudaStreamCarrier(CarrierBase):
             return MISSING if stream[0] == 0 else stream
 
         self.capture = capture
+        self._initialized = initialized
 
     def apply(self, state: object) -> object:
         """Make the stream current on its device."""
-        if not torch.cuda.is_initialized():
+        if not self._initialized():
             return UNCHANGED
         device = torch._C._cuda_getDevice()
         if isinstance(state, tuple):

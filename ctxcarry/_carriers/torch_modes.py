@@ -150,14 +150,16 @@ class DefaultDeviceCarrier(CarrierBase):
 
 
 class FunctionModesCarrier(CarrierBase):
-    """The stack of ``TorchFunctionMode``, but for what has a carrier of its own (pytorch#148023)."""
+    """The stack of ``TorchFunctionMode``, but for modes with a carrier of their own."""
 
     name = "torch.function_modes"
     captures_anew = True
 
     def __init__(self) -> None:
         def capture() -> object:
-            return _len_torch_function_stack() and FunctionModes.here().others or MISSING
+            if not _len_torch_function_stack():
+                return MISSING
+            return FunctionModes.here().others or MISSING
 
         self.capture = capture
 

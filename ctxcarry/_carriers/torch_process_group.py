@@ -24,9 +24,7 @@ def carriers() -> Iterator[tuple[Carrier, tuple[str, ...]]]:
 
 def unavailable() -> dict[str, str]:
     """Return why the group cannot be carried, if it cannot."""
-    missing = [
-        n for n in ("_current_process_group", "_set_process_group") if not hasattr(c10d, n)
-    ]
+    missing = [n for n in ("_current_process_group", "_set_process_group") if not hasattr(c10d, n)]
     if not missing:
         return {}
     reason = f"this torch has no {', '.join(missing)}: it came with torch.distributed._dist2"
@@ -46,7 +44,8 @@ class ProcessGroupCarrier(CarrierBase):
     def apply(self, state: object) -> object:
         """Make the group current, or none for `MISSING`."""
         before = c10d._current_process_group()
-        c10d._set_process_group(None if state is MISSING else state)
+        group: Any = None if state is MISSING else state
+        c10d._set_process_group(group)
         return before
 
     def undo(self, token: Any) -> None:

@@ -77,6 +77,9 @@ class TitanMeshCarrier(ThreadLocalCarrier):
         meshes = {key: state.get(key) for key in ("dense_mesh", "sparse_mesh")}
         stack = state.get("mesh_stack") or [None]
         meshes["current"] = stack[-1]
-        return ", ".join(
-            f"{key} {mesh.mesh_dim_names}" for key, mesh in meshes.items() if mesh is not None
-        ) or "no mesh"
+        return (
+            ", ".join(
+                f"{key} {mesh.mesh_dim_names}" for key, mesh in meshes.items() if mesh is not None
+            )
+            or "no mesh"
+        )

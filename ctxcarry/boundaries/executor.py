@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ctxcarry._bind import Carried
 from ctxcarry._capture import capture_with
@@ -31,6 +31,27 @@ if TYPE_CHECKING:
 __all__ = ("CarryExecutor", "executor")
 
 
+@overload
+def executor(
+    max_workers: int | None = None,
+    *,
+    kind: Literal["thread"] = "thread",
+    policy: Policy | None = None,
+    registry: Registry | None = None,
+    check_leaks: bool = False,
+    bind_callbacks: bool = False,
+    merge_back: bool = False,
+    **kwargs: Any,
+) -> CarryExecutor: ...
+@overload
+def executor(
+    max_workers: int | None = None,
+    *,
+    kind: Literal["process"],
+    policy: Policy | None = None,
+    registry: Registry | None = None,
+    **kwargs: Any,
+) -> CarryProcessExecutor: ...
 def executor(
     max_workers: int | None = None,
     *,
@@ -52,8 +73,8 @@ def executor(
 
     Args:
         max_workers: As for ``ThreadPoolExecutor``.
-        kind: ``"thread"`` or ``"process"``. To another process contexts travel by
-            name; see `Snapshot.dumps`.
+        kind: ``"thread"`` or ``"process"``. To another process contexts travel
+            by name; see `Snapshot.dumps`.
         policy: What to propagate, clear or leave unchanged, within the policies
             in force at each `submit`.
         registry: Carriers to use instead of `ctxcarry.registry`.
@@ -63,8 +84,9 @@ def executor(
         merge_back: Note the ContextVars that each task sets, for
             `CarryExecutor.merge_back`.
         **kwargs: As for ``ThreadPoolExecutor`` or ``ProcessPoolExecutor``; for the
-            latter also ``not_portable=``, as for `Snapshot.dumps`. What an ``initializer`` sets in a
-            worker is there for a task whose submitter had nothing set.
+            latter also ``not_portable=``, as for `Snapshot.dumps`. What an
+            ``initializer`` sets in a worker is there for a task whose submitter
+            had nothing set.
 
     Raises:
         ValueError: If `kind` is unknown, or an option is not for that kind.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ctxcarry._bind import Carried
 from ctxcarry._capture import capture_with
 from ctxcarry._default import registry
-from ctxcarry.boundaries._boundary import Carriedary
+from ctxcarry.boundaries._boundary import Boundary
 from ctxcarry.boundaries._patch import Patch
 
 if TYPE_CHECKING:
@@ -41,4 +41,4 @@ def _patches() -> tuple[Patch, ...]:
     return (Patch(joblib.Parallel, "__call__", _call),)
 
 
-boundary = Carriedary(_patches)
+boundary = Boundary(_patches)

@@ -16,7 +16,7 @@ __all__ = ("boundary",)
 
 
 def _start(original: Callable[..., Any]) -> Callable[..., Any]:
-    def start(self: Any) -> None:
+    def start(self: Any) -> Any:
         target = getattr(self, "_target", None)
         if getattr(target, "__module__", None) in _SERVANTS:
             return original(self)

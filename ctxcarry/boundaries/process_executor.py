@@ -51,9 +51,7 @@ class CarryProcessExecutor(ProcessPoolExecutor):
         """Schedule ``fn(*args, **kwargs)`` in the context of this moment."""
         return super().submit(self._shipped(fn), *args, **kwargs)
 
-    def map(
-        self, fn: Callable[..., T], *iterables: Iterable[Any], **kwargs: Any
-    ) -> Iterator[T]:
+    def map(self, fn: Callable[..., T], *iterables: Iterable[Any], **kwargs: Any) -> Iterator[T]:
         """Map `fn` over `iterables` in the context of this moment."""
         # The pool submits a function of its own, around ours, for each chunk.
         return super().map(self._shipped(fn), *iterables, **kwargs)

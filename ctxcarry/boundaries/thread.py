@@ -59,5 +59,3 @@ def start_under(start: Callable[[], None], thread: threading.Thread, snapshot: S
     except BaseException:
         vars(thread).pop("run", None)
         raise
-
-

@@ -52,5 +52,3 @@ def _patches() -> tuple[Patch, ...]:
 
 
 boundary = Boundary(_patches)
-
-

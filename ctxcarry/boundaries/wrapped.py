@@ -54,7 +54,9 @@ class WrappedExecutor(wrapt.ObjectProxy):
             future = hand_over(pool.submit, snapshot, fn, args, kwargs, initializer)
         return future
 
-    def map(self, fn: Callable[..., Any], *iterables: Iterable[Any], **kwargs: Any) -> Iterator[Any]:
+    def map(
+        self, fn: Callable[..., Any], *iterables: Iterable[Any], **kwargs: Any
+    ) -> Iterator[Any]:
         """Map `fn` over `iterables` in the context of this moment."""
         snapshot = self._self_snapshot(fn)
         results: Iterator[Any]
