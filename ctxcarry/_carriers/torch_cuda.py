@@ -7,6 +7,7 @@ carry, and a process that has initialised it can no longer fork.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,8 +52,11 @@ class CudaDeviceCarrier(CarrierBase):
     """
 
     name = "torch.cuda_device"
+    # So that `apply` is asked even where the index is the same: a new thread says 0.
+    captures_anew = True
 
     def __init__(self) -> None:
+        self._bound = threading.local()
         initialized: Callable[[], bool] = torch.cuda.is_initialized
         get = torch._C._cuda_getDevice
 
@@ -66,9 +70,17 @@ class CudaDeviceCarrier(CarrierBase):
         """Make the device current and bind its context to this thread."""
         if not isinstance(state, int) or not self._initialized():
             return UNCHANGED
-        before = torch._C._cuda_getDevice()
-        torch._C._cuda_setDevice(state)
-        return before
+        before: int = torch._C._cuda_getDevice()
+        if before != state:
+            torch._C._cuda_setDevice(state)
+            return before
+        bound: dict[int, bool] = vars(self._bound)
+        if state not in bound:
+            # Binds the device's context, which torch itself does only when a
+            # thread calls something that needs one. It stays: it is no state.
+            torch._C._cuda_setDevice(state)
+            bound[state] = True
+        return UNCHANGED
 
     def undo(self, token: Any) -> None:
         """Make the former device current."""
