@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ctxcarry._carrier import MISSING
+from ctxcarry.errors import WireError
 
 if TYPE_CHECKING:
     from contextvars import ContextVar
@@ -47,15 +48,24 @@ def found_at(address: str, *, imports: bool) -> Any:
         address: ``module:attribute``, the attribute possibly dotted.
         imports: Whether the module may be imported. If not, nothing of it is
             run: neither an import nor a module's ``__getattr__``.
+
+    Raises:
+        WireError: If the module is there and cannot be imported.
     """
     module_name, _, path = address.partition(":")
+    parts = path.split(".")
+    if not all(module_name.split(".")) or not all(parts):
+        return MISSING
     found: Any = sys.modules.get(module_name)
     if found is None and imports:
         try:
             found = import_module(module_name)
-        except ImportError:
+        except ModuleNotFoundError:
             return MISSING
-    for part in path.split("."):
+        except Exception as cause:
+            msg = f"{module_name!r} cannot be imported: {type(cause).__name__}: {cause}"
+            raise WireError(msg) from cause
+    for part in parts:
         try:
             found = vars(found)[part]
         except (KeyError, TypeError):
@@ -64,7 +74,9 @@ def found_at(address: str, *, imports: bool) -> Any:
 
 
 def _search(variable: ContextVar[Any]) -> str | None:
-    for name, module in list(sys.modules.items()):
+    # A script's own module last: it imports variables, and is another one elsewhere.
+    modules = sorted(sys.modules.items(), key=lambda item: item[0] in {"__main__", "__mp_main__"})
+    for name, module in modules:
         for attribute, value in list(getattr(module, "__dict__", {}).items()):
             if value is variable:
                 return f"{name}:{attribute}"

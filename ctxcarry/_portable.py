@@ -7,11 +7,21 @@ from typing import TYPE_CHECKING, Any
 from ctxcarry._addresses import address_of_variable, found_at
 from ctxcarry._carrier import MISSING
 from ctxcarry._catalog import import_framework_of
+from ctxcarry._contexts import HERE
 from ctxcarry._plan import CONTEXTVARS, variables_of
 from ctxcarry._policy import CLEAR, PROPAGATE
 from ctxcarry._snapshot import Snapshot
 from ctxcarry._states import is_set
-from ctxcarry._wire import CLEARED, complain, decode, encode, packed, unpacked
+from ctxcarry._wire import (
+    CLEARED,
+    checked_choice,
+    complain,
+    decode,
+    encode,
+    is_entry,
+    packed,
+    unpacked,
+)
 from ctxcarry.errors import (
     CarrierError,
     ContextMismatchError,
@@ -33,6 +43,7 @@ __all__ = ("dumps", "loads")
 
 def dumps(snapshot: Snapshot, not_portable: str | None = None) -> bytes:
     """Return `snapshot` in the wire format; see `Snapshot.dumps`."""
+    checked_choice(not_portable)
     entries: dict[str, list[Any]] = {}
     for carrier, action, state in _states(snapshot):
         if action == CLEAR:
@@ -43,8 +54,8 @@ def dumps(snapshot: Snapshot, not_portable: str | None = None) -> bytes:
                 entries[carrier.name] = entry
     if snapshot._plan.contexts == CLEAR:
         entries[CONTEXTVARS] = CLEARED
-    elif snapshot._context:
-        variables = _dumped_variables(snapshot)
+    else:
+        variables = _dumped_variables(snapshot, not_portable)
         if variables:
             entries[CONTEXTVARS] = ["v", variables]
     return encode(entries)
@@ -116,7 +127,7 @@ def _dump(carrier: Carrier, state: object) -> object:
         raise CarrierError(carrier.name, "dump", f"{type(cause).__name__}: {cause}") from cause
 
 
-def _dumped_variables(snapshot: Snapshot) -> dict[str, list[Any]]:
+def _dumped_variables(snapshot: Snapshot, not_portable: str | None) -> dict[str, list[Any]]:
     """
     Return the ContextVars that can travel, by address.
 
@@ -127,14 +138,18 @@ def _dumped_variables(snapshot: Snapshot) -> dict[str, list[Any]]:
     plan = snapshot._plan
     own = {v for c in (*plan.absorbed, *(c for c, _ in plan.edits)) for v in variables_of(c)}
     dumped: dict[str, list[Any]] = {}
-    for variable, value in (snapshot._context or {}).items():
-        address = None if variable in own else address_of_variable(variable)
+    for variable, value in {**(snapshot._context or {}), **dict(snapshot._edits)}.items():
+        if variable in own or value is HERE or value is MISSING:
+            continue
+        address = address_of_variable(variable)
         if address is None or address.startswith("ctxcarry."):
             continue
         try:
             dumped[address] = packed(value)
-        except NotPortableError:
-            continue
+        except NotPortableError as problem:
+            if not_portable == "raise":
+                msg = f"the ContextVar {address!r} cannot travel to another process: {problem}"
+                raise NotPortableError(msg) from problem
     return dumped
 
 
@@ -179,22 +194,33 @@ def _refuse() -> object:
 def _loaded_variables(
     entry: list[Any], problems: list[CtxCarryError], *, trusted: bool
 ) -> list[tuple[ContextVar[Any], object]]:
-    from contextvars import ContextVar  # noqa: PLC0415 - a name for isinstance only
-
     if entry[0] != "v" or not isinstance(entry[1], dict):
         problems.append(WireError(f"{CONTEXTVARS!r} is not a map of addresses to values"))
         return []
     edits: list[tuple[ContextVar[Any], object]] = []
     for address, value in entry[1].items():
-        variable = found_at(address, imports=trusted)
-        if not isinstance(variable, ContextVar):
-            problems.append(WireError(f"there is no ContextVar {address!r} in this process"))
-            continue
         try:
-            edits.append((variable, unpacked(value, trusted=trusted)))
-        except (CtxCarryError, TypeError, ValueError) as problem:
+            edits.append((_variable_at(address, trusted=trusted), _value(value, trusted=trusted)))
+        except CtxCarryError as problem:
             problems.append(WireError(f"the ContextVar {address!r} is left as it is: {problem}"))
     return edits
+
+
+def _variable_at(address: str, *, trusted: bool) -> ContextVar[Any]:
+    from contextvars import ContextVar  # noqa: PLC0415 - a name for isinstance only
+
+    variable = found_at(address, imports=trusted)
+    if not isinstance(variable, ContextVar):
+        msg = "there is none of that name in this process"
+        raise WireError(msg)
+    return variable
+
+
+def _value(entry: object, *, trusted: bool) -> object:
+    if not isinstance(entry, list) or not is_entry(entry) or entry == CLEARED:
+        msg = f"{entry!r} is not an entry"
+        raise WireError(msg)
+    return unpacked(entry, trusted=trusted)
 
 
 def _assembled(

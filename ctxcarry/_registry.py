@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ctxcarry._capture import capture_with
 from ctxcarry._carrier import Carrier
-from ctxcarry._plan import Plan
+from ctxcarry._plan import CONTEXTVARS, Plan
 from ctxcarry._policy import PROPAGATE, REMAINING, Policy, ambient_policy
 from ctxcarry.errors import CarrierError, DuplicateCarrierError, UnknownCarrierError
 
@@ -43,9 +43,9 @@ class Registry:
         self._after: dict[str, tuple[str, ...]] = {}
         self._known = frozenset(known)
         self._unavailable: dict[str, str] = {}
-        self._plans: dict[Policy, Plan] = {}
+        self._plans: dict[tuple[Policy, bool], Plan] = {}
         self._far_plans: dict[tuple[frozenset[str], frozenset[str], bool], Plan] = {}
-        self._default = Plan((), _PROPAGATE_ALL)
+        self._default = self._of_threads = Plan((), _PROPAGATE_ALL)
 
     def register(self, carrier: C, *, after: Iterable[str] = ()) -> C:
         """
@@ -129,9 +129,13 @@ class Registry:
             return capture_with(self.plan(Policy(propagate=only, unchanged=REMAINING)))
         return capture_with(self.plan(Policy(unchanged=exclude or ())))
 
-    def plan(self, policy: Policy | None = None) -> Plan:
+    def plan(self, policy: Policy | None = None, *, variables: bool = True) -> Plan:
         """
         Return the plan for `policy` within the policies entered here.
+
+        Args:
+            policy: What to propagate, clear or leave unchanged.
+            variables: Whether ContextVars are dealt with. Not where asyncio does.
 
         Raises:
             UnknownCarrierError: If the policy names a carrier that is unknown.
@@ -140,11 +144,11 @@ class Registry:
         scope = ambient_policy.get()
         if scope is None:
             if policy is None:
-                return self._default
+                return self._default if variables else self._of_threads
         else:
             policy = scope.policy if policy is None else policy.within(scope.policy)
-        plan = self._plans.get(policy)
-        return plan if plan is not None else self._make_plan(policy)
+        plan = self._plans.get((policy, variables))
+        return plan if plan is not None else self._make_plan(policy, variables)
 
     def get(self, name: str) -> Carrier | None:
         """Return the carrier called `name`, or None."""
@@ -176,17 +180,18 @@ class Registry:
         with self._lock:
             self._unavailable[name] = reason
 
-    def _make_plan(self, policy: Policy) -> Plan:
+    def _make_plan(self, policy: Policy, variables: bool) -> Plan:  # noqa: FBT001
         with self._lock:
             for name in sorted(policy.names):
                 if policy.action(name) == PROPAGATE and name in self._unavailable:
                     raise CarrierError(name, "capture", self._unavailable[name])
                 if name not in self._carriers and name not in self._known:
                     raise UnknownCarrierError.of(name, sorted({*self._carriers, *self._known}))
-            plan = Plan(self._carriers.values(), policy)
+            carriers = self._carriers.values() if variables else self._without_variables()
+            plan = Plan(carriers, policy)
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.clear()
-            self._plans[policy] = plan
+            self._plans[policy, variables] = plan
         return plan
 
     def _replace(self, carriers: dict[str, Carrier], after: dict[str, tuple[str, ...]]) -> None:
@@ -195,6 +200,14 @@ class Registry:
         self._plans = {}
         self._far_plans = {}
         self._default = Plan(self._carriers.values(), _PROPAGATE_ALL)
+        self._of_threads = Plan(self._without_variables(), _PROPAGATE_ALL)
+
+    def _without_variables(self) -> list[Carrier]:
+        return [
+            c
+            for c in self._carriers.values()
+            if c.name != CONTEXTVARS and not hasattr(c, "variables")
+        ]
 
 
 def _ordered(carriers: dict[str, Carrier], after: dict[str, tuple[str, ...]]) -> dict[str, Carrier]:

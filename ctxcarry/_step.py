@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from contextvars import copy_context
 from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType, coroutine
 from typing import TYPE_CHECKING, Any
 
 from ctxcarry._carrier import MISSING
-from ctxcarry._contexts import HERE, overlaid
+from ctxcarry._contexts import HERE, InPlace, overlaid, value_here
 from ctxcarry._policy import UNCHANGED_BY_POLICY
 from ctxcarry._undo import failed, undo_all
 
@@ -49,7 +48,7 @@ class Stepper:
         # Where the ContextVars are not carried, those of each step are its caller's.
         carried = plan.contexts != UNCHANGED_BY_POLICY
         self._context: Context | None = snapshot._context_to_enter() if carried else None
-        self._edits = {v: value for v, value in snapshot._edits if not carried or value is HERE}
+        self._edits = {v: value for v, value in snapshot._edits if carried is (value is HERE)}
 
     def step(self, advance: Callable[..., Any], *args: object) -> Any:
         """
@@ -68,14 +67,24 @@ class Stepper:
                 return self._context.run(self._step, advance, args)
             if not self._edits:
                 return self._step(advance, args)
-            context = overlaid(copy_context(), self._edits.items())
-            try:
-                return context.run(self._step, advance, args)
-            finally:
-                self._edits = {v: context.get(v, MISSING) for v in self._edits}
+            return self._step_in_place(advance, args)
         except BaseException:
             del self, advance, args  # the traceback keeps this frame
             raise
+
+    def _step_in_place(self, advance: Callable[..., Any], args: tuple[object, ...]) -> Any:
+        """Make a step in the caller's own Context, with some of its variables as kept here."""
+        variables = InPlace()
+        for variable, value in self._edits.items():
+            if value is MISSING:
+                variables.unset(variable)
+            else:
+                variables.set(variable, value)
+        try:
+            return self._step(advance, args)
+        finally:
+            self._edits = {v: value_here(v) for v in self._edits}
+            variables.take_back()
 
     def _step(self, advance: Callable[..., Any], args: tuple[object, ...]) -> Any:
         outside = self._enter()
@@ -177,7 +186,9 @@ def _generator(stepper: Stepper, inner: Generator[Any, Any, Any]) -> Generator[A
             try:
                 sent = yield value
             except GeneratorExit:
-                stepper.step(inner.close)
+                returned = stepper.step(inner.close)
+                if returned is not None:  # which `close` hands on since Python 3.13
+                    return returned
                 raise
             except BaseException as error:  # noqa: BLE001 - belongs to the body, as in `yield from`
                 value = stepper.step(inner.throw, error)
@@ -220,16 +231,16 @@ def stepped(snapshot: Snapshot, inner: Any) -> Any:
     """Return a coroutine or generator that runs `inner` under `snapshot` at each step."""
     stepper = Stepper(snapshot)
     shell: Any
-    if isinstance(inner, CoroutineType):
-        shell = _coroutine(stepper, _Unstarted(inner))
-    elif isinstance(inner, AsyncGeneratorType):
+    if isinstance(inner, AsyncGeneratorType):
         shell = _async_generator(stepper, inner)
+    elif not isinstance(inner, GeneratorType):
+        shell = _coroutine(stepper, _Unstarted(inner))
     elif inner.gi_code.co_flags & _ITERABLE_COROUTINE:
         shell = _generator_based_coroutine(stepper, inner)
     else:
         shell = _generator(stepper, inner)
-    shell.__name__ = inner.__name__
-    shell.__qualname__ = inner.__qualname__
+    shell.__name__ = getattr(inner, "__name__", shell.__name__)
+    shell.__qualname__ = getattr(inner, "__qualname__", shell.__qualname__)
     return shell
 
 

@@ -3,7 +3,7 @@ The wire format: a snapshot for another process, which names contexts and not co
 
 ``CTXC``, a version byte, the CRC-32 of what follows, then JSON::
 
-    {"<carrier>": ["v", <plain data>] | ["p", "<base64 of a pickle>"] | ["c"], …}
+    {"<carrier>": ["v", <plain data>] | ["p", "<base85 of a pickle>"] | ["c"], …}
 
 ``c`` clears the context where the snapshot is used. A context that is not set is
 not mentioned, and is left there as it is.
@@ -24,19 +24,32 @@ from ctxcarry.errors import CtxCarryWarning, NotPortableError, WireError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("CLEARED", "complain", "decode", "encode", "is_plain", "packed", "unpacked")
+__all__ = (
+    "CLEARED",
+    "boolean",
+    "checked_choice",
+    "complain",
+    "decode",
+    "encode",
+    "is_entry",
+    "is_plain",
+    "packed",
+    "unpacked",
+)
 
 CLEARED = ["c"]
 _MAGIC = b"CTXC"
 _VERSION = 1
 _HEADER = len(_MAGIC) + 1 + 4
 _DEPTH = 16
-_encoder = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+_encoder = json.JSONEncoder(separators=(",", ":"), check_circular=False)
+_PLAIN_INTEGERS = range(-(1 << 63), 1 << 63)
+_PLAIN_ITEMS = 10_000
 
 
 def encode(entries: dict[str, list[Any]]) -> bytes:
     """Return the bytes for `entries`, by carrier name."""
-    body = _encoder.encode(entries).encode()
+    body = _encoder.encode(entries).encode("ascii")
     return _MAGIC + bytes((_VERSION,)) + crc32(body).to_bytes(4, "big") + body
 
 
@@ -69,14 +82,27 @@ def decode(data: bytes) -> dict[str, list[Any]]:
         msg = "the snapshot is damaged or cut short: its checksum does not match"
         raise WireError(msg)
     try:
-        entries = json.loads(body)
+        entries = json.loads(body.decode())
     except (ValueError, RecursionError) as cause:
         msg = f"the snapshot is not valid JSON: {cause}"
         raise WireError(msg) from cause
-    if not isinstance(entries, dict) or not all(map(_is_entry, entries.values())):
+    if not isinstance(entries, dict) or not all(map(is_entry, entries.values())):
         msg = "the snapshot is valid JSON but not a map of carriers to entries"
         raise WireError(msg)
     return entries
+
+
+def checked_choice(not_portable: str | None) -> str | None:
+    """
+    Return `not_portable`, which is one of the choices or None.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    if not_portable not in {None, "raise", "warn", "skip"}:
+        msg = f"not_portable= is 'raise', 'warn' or 'skip', not {not_portable!r}"
+        raise ValueError(msg)
+    return not_portable
 
 
 def packed(value: object) -> list[Any]:
@@ -132,7 +158,21 @@ def complain(how: str, message: str, error: Callable[[str], Exception]) -> None:
         warnings.warn(message, CtxCarryWarning, stacklevel=2)
 
 
-def _is_entry(entry: object) -> bool:
+def boolean(payload: object) -> bool:
+    """
+    Return `payload`, which is True or False.
+
+    Raises:
+        WireError: If it is anything else.
+    """
+    if type(payload) is not bool:
+        msg = f"{payload!r} is neither true nor false"
+        raise WireError(msg)
+    return payload
+
+
+def is_entry(entry: object) -> bool:
+    """Say whether `entry` has the form of an entry."""
     if not isinstance(entry, list) or not entry:
         return False
     if entry == CLEARED:
@@ -140,20 +180,30 @@ def _is_entry(entry: object) -> bool:
     return len(entry) == 2 and (entry[0] == "v" or (entry[0] == "p" and isinstance(entry[1], str)))  # noqa: PLR2004
 
 
-def is_plain(value: object, depth: int = _DEPTH) -> bool:
-    """Say whether JSON gives `value` back equal and of the same type."""
-    kind = type(value)
-    if kind in {str, int, bool, type(None)}:
-        return True
-    if kind is float:
-        return isfinite(value)  # type: ignore[arg-type]
-    if depth == 0:
-        return False
-    if kind is list:
-        return all(is_plain(item, depth - 1) for item in value)  # type: ignore[attr-defined]
-    if kind is dict:
-        return all(
-            type(key) is str and is_plain(item, depth - 1)
-            for key, item in value.items()  # type: ignore[attr-defined]
-        )
-    return False
+def is_plain(value: object) -> bool:  # noqa: C901 - one branch for each kind of value
+    """Say whether JSON gives `value` back equal, of the same type and of about its size."""
+    items = 0
+    waiting = [(value, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        items += 1
+        kind = type(value)
+        if kind is list or kind is dict:
+            # JSON repeats what is shared; pickle does not.
+            if depth == _DEPTH or items > _PLAIN_ITEMS:
+                return False
+            if isinstance(value, dict):
+                if not all(type(key) is str for key in value):
+                    return False
+                waiting += [(item, depth + 1) for item in value.values()]
+            elif isinstance(value, list):
+                waiting += [(item, depth + 1) for item in value]
+        elif kind is int:
+            if value not in _PLAIN_INTEGERS:
+                return False
+        elif kind is float:
+            if not isfinite(value):  # type: ignore[arg-type]
+                return False
+        elif kind is not str and kind is not bool and value is not None:
+            return False
+    return True

@@ -11,15 +11,17 @@ processes by name and global ranks: there they are looked up, never created.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ctxcarry._carrier import MISSING
+from ctxcarry._undo import leak
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
+    from types import TracebackType
 
     from torch.distributed import ProcessGroup
 
@@ -32,8 +34,43 @@ variable: ContextVar[Mapping[str, ProcessGroup]] = ContextVar(
 )
 
 
-@contextmanager
-def use(**groups: ProcessGroup) -> Iterator[None]:
+class _Use:
+    """
+    What `use` returns.
+
+    Not made with a Token, which cannot be reset in another Context, where a
+    generator or a task may leave the block.
+    """
+
+    def __init__(self, groups: dict[str, ProcessGroup]) -> None:
+        self._groups = groups
+        self._entered: list[tuple[Mapping[str, ProcessGroup], Mapping[str, ProcessGroup]]] = []
+
+    def __enter__(self) -> None:
+        outer = variable.get()
+        inner = MappingProxyType({**outer, **self._groups})
+        self._entered.append((inner, outer))
+        variable.set(inner)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        inner, outer = self._entered.pop()
+        if variable.get() is inner:
+            variable.set(outer)
+            return
+        roles = ", ".join(f"{role}=..." for role in self._groups)
+        msg = (
+            f"process_groups.use({roles}) is left where it was not entered: in another thread or "
+            "task, or out of order. Enter and leave it in one place, with a `with` statement"
+        )
+        leak(msg, exc)
+
+
+def use(**groups: ProcessGroup) -> AbstractContextManager[None]:
     """
     Make `groups` current by role inside a ``with`` block, over those of outer blocks.
 
@@ -51,11 +88,7 @@ def use(**groups: ProcessGroup) -> Iterator[None]:
                 f"{group!r}; a rank outside a group leaves the role out"
             )
             raise TypeError(msg)
-    token = variable.set(MappingProxyType({**variable.get(), **groups}))
-    try:
-        yield
-    finally:
-        variable.reset(token)
+    return _Use(groups)
 
 
 def current(role: str, default: object = MISSING) -> ProcessGroup:

@@ -59,6 +59,19 @@ def test_doctor_fits_80_columns(doctor):
     assert max(len(line) for line in doctor.stdout.splitlines()) <= 80
 
 
+def test_doctor_warns_of_nothing(doctor):
+    """``doctor`` writes nothing but its report."""
+    assert doctor.stderr == ""
+
+
+def test_doctor_is_silent_about_numpy():
+    """Without NumPy, what torch says about it at its import is left out, and it alone."""
+    pytest.importorskip("torch")
+    ran = run("carriers", code=without("numpy"))
+    assert ran.returncode == 0, ran.stderr
+    assert "NumPy" not in ran.stderr
+
+
 def test_doctor_tells_versions_and_patches(doctor):
     """``doctor`` ends with what it ran with and what is patched."""
     assert f"ctxcarry {ctxcarry.__version__}" in doctor.stdout

@@ -15,14 +15,13 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from ctxcarry.errors import ContextMismatchError, NotPortableError
+from ctxcarry.errors import ContextMismatchError, NotPortableError, WireError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 __all__ = ("dump_group", "dump_mesh", "find_group", "find_mesh")
 
-_meshes: weakref.WeakSet[DeviceMesh] = weakref.WeakSet()
 # A mesh and a group never change, and torch works out their ranks anew each time.
 _dumped: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
@@ -31,8 +30,12 @@ def dump_group(group: ProcessGroup) -> dict[str, Any]:
     """Return the name and the global ranks of `group`."""
     dumped = _dumped.get(group)
     if dumped is None:
-        ranks = dist.get_process_group_ranks(group)
-        dumped = _dumped[group] = {"name": group.group_name, "ranks": ranks}
+        try:
+            dumped = {"name": group.group_name, "ranks": dist.get_process_group_ranks(group)}
+        except (KeyError, RuntimeError):
+            msg = f"torch.distributed does not list {group!r}, so that it has no name elsewhere"
+            raise NotPortableError(msg) from None
+        _dumped[group] = dumped
     return dumped
 
 
@@ -48,11 +51,14 @@ def find_group(context: str, payload: dict[str, Any]) -> ProcessGroup:
         NotPortableError: If this process has no process groups at all.
         ContextMismatchError: If the group is not there or has other ranks.
     """
-    name, ranks = payload["name"], payload["ranks"]
+    name, ranks = _fields(payload, "name", "ranks")
     _require_groups()
-    here = {own: group for group, own in c10d._world.pg_names.items()}
-    group = here.get(name)
+    try:
+        group = _resolve(name)
+    except (RuntimeError, TypeError):
+        group = None
     if group is None or dump_group(group)["ranks"] != ranks:
+        here = {own: group for group, own in c10d._world.pg_names.items()}
         listing = "; ".join(
             f"{n!r} of ranks {dump_group(g)['ranks']}" for n, g in sorted(here.items())
         )
@@ -63,7 +69,8 @@ def find_group(context: str, payload: dict[str, Any]) -> ProcessGroup:
             f"ctxcarry.suppress({context.partition(':')[0]!r})"
         )
         raise ContextMismatchError(msg)
-    return group
+    found: ProcessGroup = group
+    return found
 
 
 def dump_mesh(mesh: DeviceMesh) -> dict[str, Any]:
@@ -87,12 +94,21 @@ def find_mesh(context: str, payload: dict[str, Any]) -> DeviceMesh:
         NotPortableError: If this process has no process groups at all.
         ContextMismatchError: If there is no such mesh.
     """
+    _fields(payload, "device", "names", "ranks")
     _require_groups()
-    for look in (_meshes.copy, _all_meshes):
-        for mesh in look():
-            if dump_mesh(mesh) == payload:
-                return mesh
-    listing = "; ".join(_in_words(dump_mesh(mesh)) for mesh in _meshes) or "no mesh"
+    world = dist.group.WORLD
+    key = repr(payload)
+    found = _found.get(key)
+    if found is not None and found[0]() is world:
+        mesh = found[1]()
+        if mesh is not None:
+            return mesh
+    here = _meshes()
+    for mesh in here:
+        if dump_mesh(mesh) == payload and _is_of_this_world(mesh):
+            _found[key] = weakref.ref(world), weakref.ref(mesh)
+            return mesh
+    listing = "; ".join(_in_words(dump_mesh(mesh)) for mesh in here) or "no mesh"
     msg = (
         f"{context}: {_in_words(payload)} was current where the work was handed over. This process "
         f"has {listing}. Make the same mesh in both processes (and keep a reference to it), or "
@@ -101,16 +117,46 @@ def find_mesh(context: str, payload: dict[str, Any]) -> DeviceMesh:
     raise ContextMismatchError(msg)
 
 
+_resolve: Any = vars(c10d)["_resolve_process_group"]
+_found: dict[str, tuple[weakref.ref[Any], weakref.ref[DeviceMesh]]] = {}
+
+
+def _is_of_this_world(mesh: DeviceMesh) -> bool:
+    """Say whether the groups of `mesh` are those of now; a mesh may outlive its world."""
+    place = mesh.get_coordinate()
+    if place is None:  # this rank is in no group of it
+        return True
+    for dimension in range(mesh.ndim):
+        row = tuple(slice(None) if d == dimension else i for d, i in enumerate(place))
+        try:
+            group = mesh.get_group(dimension)
+        except (RuntimeError, KeyError, ValueError):
+            return False
+        if (
+            group not in c10d._world.pg_names
+            or dump_group(group)["ranks"] != mesh.mesh[row].tolist()
+        ):
+            return False
+    return True
+
+
+def _fields(payload: object, *names: str) -> list[Any]:
+    if not isinstance(payload, dict) or not all(name in payload for name in names):
+        msg = f"{payload!r} has not the fields {', '.join(names)}"
+        raise WireError(msg)
+    return [payload[name] for name in names]
+
+
 def _require_groups() -> None:
     if not dist.is_initialized():
         msg = "torch.distributed is not initialised in this process"
         raise NotPortableError(msg)
 
 
-def _all_meshes() -> weakref.WeakSet[DeviceMesh]:
-    # Torch keeps no list of its meshes. This takes tens of milliseconds, once for each new mesh.
-    _meshes.update(o for o in gc.get_objects() if issubclass(type(o), DeviceMesh))
-    return _meshes.copy()
+def _meshes() -> list[DeviceMesh]:
+    # Torch keeps no list of its meshes. This takes tens of milliseconds, once for
+    # each mesh that is asked for.
+    return [o for o in gc.get_objects() if issubclass(type(o), DeviceMesh)]
 
 
 def _in_words(payload: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctxcarry._carrier import MISSING, UNCHANGED, CarrierBase
 from ctxcarry._states import same_state
+from ctxcarry.errors import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,6 +84,9 @@ class DeviceMeshCarrier(CarrierBase):
         """Return the meshes of this process that are like them."""
         from ctxcarry._carriers._groups import find_mesh  # noqa: PLC0415
 
+        if not isinstance(payload, list) or not payload:
+            msg = f"{payload!r} is not a list of meshes"
+            raise WireError(msg)
         return tuple(find_mesh(self.name, mesh) for mesh in payload)
 
     def describe(self, state: object) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
+from importlib import import_module
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ctxcarry._carriers.context_vars import ContextVarCarrier
+from ctxcarry.errors import NotPortableError, WireError
 from ctxcarry.process_groups import variable
 
 if TYPE_CHECKING:
@@ -33,17 +35,17 @@ class ProcessGroupsCarrier(ContextVarCarrier):
 
     def dump(self, state: Any) -> Any:
         """Return the name and ranks of the group of each role."""
-        # Imported here: threads need nothing of torch.distributed.
-        from ctxcarry._carriers._groups import dump_group  # noqa: PLC0415
-
-        return {role: dump_group(group) for role, group in state.items()}
+        groups = _groups()
+        return {role: groups.dump_group(group) for role, group in state.items()}
 
     def load(self, payload: Any) -> Any:
         """Return the groups of this process that have these names and ranks."""
-        from ctxcarry._carriers._groups import find_group  # noqa: PLC0415
-
+        groups = _groups()
+        if not isinstance(payload, dict):
+            msg = f"{payload!r} is not a map of roles"
+            raise WireError(msg)
         return MappingProxyType(
-            {role: find_group(f"{self.name}: {role}", named) for role, named in payload.items()}
+            {role: groups.find_group(f"{self.name}: {role}", g) for role, g in payload.items()}
         )
 
     def describe(self, state: Any) -> str:
@@ -51,3 +53,12 @@ class ProcessGroupsCarrier(ContextVarCarrier):
         if not isinstance(state, MappingProxyType) or not state:
             return "not set"
         return ", ".join(f"{role} of {group.size()} ranks" for role, group in state.items())
+
+
+def _groups() -> ModuleType:
+    # Imported here: threads need nothing of torch.distributed.
+    try:
+        return import_module("ctxcarry._carriers._groups")
+    except ImportError as cause:
+        msg = f"torch.distributed cannot be imported: {cause}"
+        raise NotPortableError(msg) from cause

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ctxcarry._carrier import MISSING, UNCHANGED, CarrierBase
 from ctxcarry._carriers.torch_modes import FunctionModes
 from ctxcarry._states import same_state
+from ctxcarry.errors import NotPortableError, WireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -130,6 +131,50 @@ class SpmdStateCarrier(CarrierBase):
         if modes.types or types:
             modes._replace(types=types).put()
 
+    def dump(self, state: Any) -> object:
+        """
+        Return each mesh by its axes and their process groups.
+
+        Raises:
+            NotPortableError: While type checking is on, which patches its process.
+        """
+        from ctxcarry._carriers._groups import dump_group  # noqa: PLC0415 - for processes only
+
+        stack, mode, _, _ = state
+        if mode is not None:
+            msg = "spmd_types.typecheck() is on: enter it in the other process"
+            raise NotPortableError(msg)
+        return [
+            {
+                "axes": [_layout(axis) for axis in entry.axes],
+                "local": [_layout(axis) for axis in entry.local_axes],
+                "names": {name: _layout(axis) for name, axis in entry.names.items()},
+                "all_names": {name: _layout(axis) for name, axis in entry.all_names.items()},
+                "groups": [[_layout(axis), dump_group(g)] for axis, g in entry.pgs.items()],
+            }
+            for entry in stack
+        ]
+
+    def load(self, payload: Any) -> object:
+        """Return the meshes, with the process groups of this process that are like theirs."""
+        from ctxcarry._carriers._groups import find_group  # noqa: PLC0415
+
+        try:
+            stack = tuple(
+                _entry_class()(
+                    frozenset(map(_axis, entry["axes"])),
+                    frozenset(map(_axis, entry["local"])),
+                    {name: _axis(layout) for name, layout in entry["names"].items()},
+                    {name: _axis(layout) for name, layout in entry["all_names"].items()},
+                    {_axis(layout): find_group(self.name, g) for layout, g in entry["groups"]},
+                )
+                for entry in payload
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as cause:
+            msg = f"{payload!r} does not describe meshes: {type(cause).__name__}: {cause}"
+            raise WireError(msg) from cause
+        return (stack, None, (), ()) if stack else MISSING
+
     def describe(self, state: object) -> str:
         """Name the axes of the innermost mesh and the kind of type checking."""
         if not isinstance(state, tuple):
@@ -157,3 +202,21 @@ def _copy(mode: Any, flags: tuple[Any, ...]) -> Any:
     for flag, value in zip(_FLAGS, flags):
         setattr(own, flag, value)
     return own
+
+
+def _layout(axis: Any) -> list[list[int]]:
+    return [list(axis.layout.shape), list(axis.layout.stride)]
+
+
+def _axis(layout: Any) -> Any:
+    shape, stride = layout
+    source = import_module("spmd_types._mesh_axis")
+    make = getattr(source, "_make_axis_layout", None)
+    if make is None:
+        msg = "this spmd_types has no spmd_types._mesh_axis._make_axis_layout"
+        raise NotPortableError(msg)
+    return source.MeshAxis(make(tuple(shape), tuple(stride)))
+
+
+def _entry_class() -> Any:
+    return import_module("spmd_types._state").MeshEntry

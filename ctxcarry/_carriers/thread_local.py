@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ctxcarry._carrier import MISSING, UNCHANGED, CarrierBase
+from ctxcarry.errors import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -106,7 +107,13 @@ class ThreadLocalCarrier(CarrierBase):
 
     def load(self, payload: object) -> object:
         """Return the fields."""
-        return payload
+        if not isinstance(payload, dict) or not all(
+            isinstance(key, str) and (self._fields is None or key in self._fields)
+            for key in payload
+        ):
+            msg = f"{payload!r} is not a map of the fields {self._fields or 'by name'}"
+            raise WireError(msg)
+        return payload or MISSING
 
     def _current(self, fields: dict[str, Any]) -> dict[str, Any]:
         if self._fields is None:

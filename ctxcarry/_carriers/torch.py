@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ctxcarry._carrier import MISSING, UNCHANGED, CarrierBase
+from ctxcarry._wire import boolean
 from ctxcarry.errors import WireError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class GradModeCarrier(CarrierBase):
 
     def load(self, payload: object) -> object:
         """Return the bool."""
-        return payload is True
+        return boolean(payload)
 
     def describe(self, state: object) -> str:
         """Say whether grad mode is enabled."""
@@ -105,7 +106,7 @@ class InferenceModeCarrier(CarrierBase):
 
     def load(self, payload: object) -> object:
         """Return the bool."""
-        return payload is True
+        return boolean(payload)
 
     def describe(self, state: object) -> str:
         """Say whether inference mode is enabled."""
@@ -150,10 +151,10 @@ class AutocastCarrier(CarrierBase):
     """
     Autocast for every device type: enabled, dtype, weight cache and nesting.
 
-    Read as a whole only inside a region of ``torch.autocast`` (enabled or not),
-    or while it is enabled or its cache disabled otherwise, since all of it takes
-    2 µs. So a dtype set by ``torch.set_autocast_dtype`` outside of any region
-    stays on the thread that set it.
+    Read as a whole only inside a region of ``torch.autocast`` (enabled or not)
+    or while it is enabled otherwise, since all of it takes 2 µs. So what
+    ``torch.set_autocast_dtype`` and ``torch.set_autocast_cache_enabled`` set
+    outside of any region stays on the thread that set it.
     """
 
     name = "torch.autocast"
@@ -176,7 +177,7 @@ class AutocastCarrier(CarrierBase):
             # Torch has no getter for the nesting; a step up and down gives it.
             increment()
             nesting = decrement()
-            if not nesting and caches() and not any_enabled():
+            if not nesting and not any_enabled():
                 return MISSING
             enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
             return nesting, caches(), tuple((t, enabled(t), dtype(t)) for t in types)
@@ -227,12 +228,25 @@ class AutocastCarrier(CarrierBase):
 
     def load(self, payload: Any) -> object:
         """Return the state with torch's dtypes."""
+        if not isinstance(payload, list) or len(payload) != 3:  # noqa: PLR2004
+            msg = "it is not a list of nesting, cache flag and device types"
+            raise WireError(msg)
         nesting, caches, changed = payload
+        if (
+            type(nesting) is not int
+            or not 0 <= nesting <= _DEEPEST
+            or not isinstance(changed, dict)
+        ):
+            msg = f"{nesting!r} and {changed!r} are not a depth of nesting and a map"
+            raise WireError(msg)
         types = {t: (enabled, dtype) for t, enabled, dtype in self._default[2]}
-        types |= {
-            t: (bool(enabled), _dtype(name)) for t, (enabled, name) in changed.items() if t in types
-        }
-        return int(nesting), bool(caches), tuple((t, *values) for t, values in types.items())
+        for device_type, entry in changed.items():
+            if not isinstance(entry, list) or len(entry) != 2:  # noqa: PLR2004
+                msg = f"{entry!r} is not a list of a flag and a dtype"
+                raise WireError(msg)
+            if device_type in types:
+                types[device_type] = boolean(entry[0]), _dtype(entry[1])
+        return nesting, boolean(caches), tuple((t, *values) for t, values in types.items())
 
     def describe(self, state: object) -> str:
         """Name the device types and dtypes."""
@@ -244,8 +258,12 @@ class AutocastCarrier(CarrierBase):
         return f"{', '.join(on) or 'off'}; nesting {nesting}; weight cache {cache}"
 
 
+_DEEPEST = 1000
+
+
 def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
+    # Not getattr: torch imports modules of its own for names that it lacks.
+    dtype = vars(torch).get(name) if isinstance(name, str) else None
     if not isinstance(dtype, torch.dtype):
         msg = f"torch has no dtype {name!r}"
         raise WireError(msg)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ctxcarry._carrier import MISSING, UNCHANGED, CarrierBase, shorten
+from ctxcarry._wire import boolean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,25 +73,34 @@ class SavedTensorsHooksCarrier(CarrierBase):
         self.capture = capture
 
     def apply(self, state: object) -> object:
-        """Push the hooks over those that are here; `MISSING` takes all of these away."""
-        hooks, message = state if isinstance(state, tuple) else (None, None)
-        former_message = _autograd._saved_tensors_hooks_get_disabled_error_message()
+        """Replace the hooks on this thread by the pair of `state`, or by none."""
+        before = self.peek()
+        self.undo(self.token_for(state))
+        return before
+
+    def peek(self) -> object:
+        """Return all pairs of hooks, the outermost first, and the message of `disable`."""
+        message = _autograd._saved_tensors_hooks_get_disabled_error_message()
         _allow(None)
-        taken = [] if hooks is not None else _pop_all()
-        if hooks is not None:
-            _autograd._push_saved_tensors_default_hooks(*hooks)
-        _allow(message)
-        return hooks is not None, taken, former_message
+        pairs = []
+        while (pair := _autograd._top_saved_tensors_default_hooks(False)) is not None:
+            pairs.append(pair)
+            _autograd._pop_saved_tensors_default_hooks()
+        pairs.reverse()
+        _push(pairs, message)
+        return pairs, message
+
+    def token_for(self, state: object) -> object:
+        """Return what `peek` returns where `state` is current."""
+        hooks, message = state if isinstance(state, tuple) else (None, None)
+        return [] if hooks is None else [hooks], message
 
     def undo(self, token: Any) -> None:
-        """Pop what was pushed, push what was taken away."""
-        pushed, taken, former_message = token
+        """Bring back the hooks that were there."""
         _allow(None)
-        if pushed:
+        while _autograd._top_saved_tensors_default_hooks(False) is not None:
             _autograd._pop_saved_tensors_default_hooks()
-        for pair in reversed(taken):
-            _autograd._push_saved_tensors_default_hooks(*pair)
-        _allow(former_message)
+        _push(*token)
 
     def describe(self, state: object) -> str:
         """Name the pack and unpack functions, or the message with which hooks are disabled."""
@@ -129,19 +139,17 @@ class MultithreadingCarrier(CarrierBase):
 
     def load(self, payload: object) -> object:
         """Return the bool."""
-        return payload is True
+        return boolean(payload)
 
     def describe(self, state: object) -> str:
         """Say whether autograd may use its threads."""
         return "disabled" if state is False else "enabled"
 
 
-def _pop_all() -> list[Any]:
-    taken = []
-    while (pair := _autograd._top_saved_tensors_default_hooks(False)) is not None:
-        taken.append(pair)
-        _autograd._pop_saved_tensors_default_hooks()
-    return taken
+def _push(pairs: list[Any], message: str | None) -> None:
+    for pair in pairs:
+        _autograd._push_saved_tensors_default_hooks(*pair)
+    _allow(message)
 
 
 def _allow(message: str | None) -> None:

@@ -74,7 +74,7 @@ class CudaDeviceCarrier(CarrierBase):
         if before != state:
             torch._C._cuda_setDevice(state)
             return before
-        bound: dict[int, bool] = vars(self._bound)
+        bound: dict[Any, Any] = vars(self._bound)
         if state not in bound:
             # Binds the device's context, which torch itself does only when a
             # thread calls something that needs one. It stays: it is no state.

@@ -36,8 +36,9 @@ __all__ = ("FunctionModes", "carriers", "unavailable")
 
 def carriers() -> Iterator[tuple[Carrier, tuple[str, ...]]]:
     """Yield each carrier with the names that it comes after."""
-    yield DefaultDeviceCarrier(), ()
-    yield FunctionModesCarrier(), ("torch.default_device",)
+    yield FunctionModesCarrier(), ()
+    # Its places are among the other modes.
+    yield DefaultDeviceCarrier(), ("torch.function_modes",)
     yield DispatchModesCarrier(), ()
 
 
@@ -46,50 +47,57 @@ def unavailable() -> dict[str, str]:
     return {}
 
 
+_BOTTOM = 1 << 30
+
+
 class FunctionModes(NamedTuple):
     """
     This thread's stack of function modes, by whose they are.
 
     Attributes:
-        devices: The default device, which torch keeps at the bottom.
-        types: Type-check modes of spmd_types, each with how many of `others` are
-            above it.
+        devices: Default devices (``torch.set_default_device`` puts one at the
+            bottom, ``with torch.device(...):`` on top), each with how many of
+            `others` are above it.
+        types: Type-check modes of spmd_types, likewise.
         others: All other modes, the outermost first.
     """
 
-    devices: tuple[Any, ...]
+    devices: tuple[tuple[int, Any], ...]
     types: tuple[tuple[int, Any], ...]
     others: tuple[Any, ...]
 
     @classmethod
     def here(cls) -> FunctionModes:
         """Return the stack of this thread."""
-        devices: list[Any] = []
+        devices: list[tuple[int, Any]] = []
         types: list[tuple[int, Any]] = []
         others: list[Any] = []
         for i in range(_len_torch_function_stack()):
             mode = _get_function_stack_at(i)
             if isinstance(mode, DeviceContext):
-                devices.append(mode)
+                devices.append((len(others), mode))
             elif type(mode).__module__.startswith("spmd_types."):
                 types.append((len(others), mode))
             else:
                 others.append(mode)
-        above = tuple((len(others) - below, mode) for below, mode in types)
-        return cls(tuple(devices), above, tuple(others))
+        # Beneath nothing counts as the bottom, where torch keeps the default device.
+        count = len(others)
+        return cls(
+            tuple(((count or _BOTTOM) - below, mode) for below, mode in devices),
+            tuple((count - below, mode) for below, mode in types),
+            tuple(others),
+        )
 
     def put(self) -> None:
         """Make this the stack of this thread."""
         for _ in range(_len_torch_function_stack()):
             _pop_torch_function_stack()
-        for mode in self.devices:
-            _push_on_torch_function_stack(mode)
-        types = list(self.types)
+        placed = sorted((*self.devices, *self.types), key=lambda entry: -entry[0])
         for i, mode in enumerate(self.others):
-            while types and types[0][0] >= len(self.others) - i:
-                _push_on_torch_function_stack(types.pop(0)[1])
+            while placed and placed[0][0] >= len(self.others) - i:
+                _push_on_torch_function_stack(placed.pop(0)[1])
             _push_on_torch_function_stack(mode)
-        for _, mode in types:
+        for _, mode in placed:
             _push_on_torch_function_stack(mode)
 
 
@@ -97,38 +105,38 @@ class DefaultDeviceCarrier(CarrierBase):
     """``torch.set_default_device`` and ``with torch.device(...):`` (pytorch#115917)."""
 
     name = "torch.default_device"
+    captures_anew = True
 
     def __init__(self) -> None:
         # `set_default_device` also notes in a thread-local what it has entered.
-        noted = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", threading.local())
-        self._noted = noted
+        self._noted = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", threading.local())
 
         def capture() -> object:
             if not _len_torch_function_stack():
                 return MISSING
-            # Torch keeps the one device context at the bottom of the stack.
-            bottom = _get_function_stack_at(0)
-            return bottom if isinstance(bottom, DeviceContext) else MISSING
+            devices, noted = peek()
+            return (devices, noted) if devices else MISSING
 
+        peek = self.peek
         self.capture = capture
 
     def apply(self, state: object) -> object:
-        """Put the device context at the bottom of the stack, or take away what is there."""
+        """Put the device contexts in their places, and take away those that are here."""
         before = self.peek()
-        self.undo((() if state is MISSING else (state,), MISSING))
+        self.undo(self.token_for(state))
         return before
 
     def token_for(self, state: object) -> object:
         """Return what `peek` returns where `state` is current."""
-        return () if state is MISSING else (state,), MISSING
+        return state if isinstance(state, tuple) else ((), MISSING)
 
-    def peek(self) -> object:
-        """Return the device context, and what `set_default_device` noted."""
+    def peek(self) -> tuple[tuple[tuple[int, Any], ...], object]:
+        """Return the device contexts, and what `set_default_device` noted."""
         noted = self._noted.__dict__.get("device_context", MISSING)
         return FunctionModes.here().devices, noted
 
     def undo(self, token: Any) -> None:
-        """Bring back the device context that was there, if any."""
+        """Bring back the device contexts that were there."""
         devices, noted = token
         FunctionModes.here()._replace(devices=devices).put()
         if noted is MISSING:
@@ -137,16 +145,16 @@ class DefaultDeviceCarrier(CarrierBase):
             self._noted.__dict__["device_context"] = noted
 
     def dump(self, state: Any) -> object:
-        """Return the device as a string."""
-        return str(state.device)
+        """Return the innermost device, which decides, as a string."""
+        return str(state[0][-1][1].device)
 
     def load(self, payload: Any) -> object:
         """Return a device context for it, which is not entered."""
-        return DeviceContext(torch.device(payload))
+        return ((_BOTTOM, DeviceContext(torch.device(payload))),), MISSING
 
     def describe(self, state: object) -> str:
         """Name the device."""
-        return str(state.device) if isinstance(state, DeviceContext) else "not set"
+        return str(state[0][-1][1].device) if isinstance(state, tuple) else "not set"
 
 
 class FunctionModesCarrier(CarrierBase):

@@ -6,6 +6,7 @@ import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ctxcarry._carrier import MISSING
 from ctxcarry._carriers.thread_local import ThreadLocalCarrier
 
 if TYPE_CHECKING:
@@ -43,6 +44,15 @@ class TitanMeshCarrier(ThreadLocalCarrier):
 
     def __init__(self, local: threading.local) -> None:
         super().__init__(local, name=self.name, fields=_FIELDS)
+        capture_all = super().capture
+
+        def capture() -> object:
+            # Most threads have nothing here, and this runs for every task. Asking
+            # for the current mesh leaves an empty stack.
+            fields = local.__dict__
+            return capture_all() if fields and any(fields.values()) else MISSING
+
+        self.capture = capture  # type: ignore[method-assign]
 
     pickles = False
 
@@ -65,9 +75,12 @@ class TitanMeshCarrier(ThreadLocalCarrier):
         def found(mesh: Any) -> Any:
             return None if mesh is None else find_mesh(self.name, mesh)
 
+        fields = super().load(payload)
+        if not isinstance(fields, dict):
+            return fields
         return {
             key: [found(mesh) for mesh in value] if isinstance(value, list) else found(value)
-            for key, value in payload.items()
+            for key, value in fields.items()
         }
 
     def describe(self, state: object) -> str:

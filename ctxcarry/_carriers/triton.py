@@ -21,6 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ctxcarry._addresses import address_of, found_at
+from ctxcarry._carrier import MISSING
 from ctxcarry._carriers.context_vars import ContextVarCarrier
 from ctxcarry._carriers.value import ValueCarrier
 from ctxcarry.errors import NotPortableError
@@ -121,6 +122,11 @@ class _ByImportPath:
 
 class AllocatorCarrier(_ByImportPath, ContextVarCarrier):
     """The allocator of scratch memory for kernel launches, a ContextVar (triton#7685)."""
+
+    def state_of(self, values: dict[ContextVar[Any], object]) -> object:
+        """Return the allocator; Triton's own, which only complains, is none."""
+        allocator = values[self.variable]
+        return MISSING if type(allocator).__name__ == "NullAllocator" else allocator
 
 
 class SharedAllocatorCarrier(_ByImportPath, ValueCarrier):

@@ -27,6 +27,7 @@ class Boundary:
     A place where work moves, and the patches that make it carry.
 
     Args:
+        for_decorated: Whether callables are handed over here at all.
         patches: Called once, when the boundary is first used; returns the
             patches. Their replacements ask `snapshot_for` what to hand over.
 
@@ -35,16 +36,19 @@ class Boundary:
         everything: Whether every callable is.
     """
 
-    def __init__(self, patches: Callable[[], tuple[Patch, ...]]) -> None:
+    def __init__(
+        self, patches: Callable[[], tuple[Patch, ...]], *, for_decorated: bool = True
+    ) -> None:
         self._make = patches
+        self._for_decorated = for_decorated
         self._patches: tuple[Patch, ...] | None = None
         self.decorated = False
         self.everything = False
 
     def use(self, *, decorated: bool, everything: bool) -> None:
         """Say whom the boundary serves; put the patches on or take them off accordingly."""
-        self.decorated, self.everything = decorated, everything
-        if decorated or everything:
+        self.decorated, self.everything = decorated and self._for_decorated, everything
+        if self.decorated or everything:
             if self._patches is None:
                 self._patches = self._make()
             for patch in self._patches:

@@ -92,8 +92,10 @@ def uninstall(*boundaries: str) -> None:
         _chosen.difference_update(boundaries or tuple(_BOUNDARIES))
         if not boundaries:
             _decorated = False
-        for name in boundaries or tuple(_BOUNDARIES):
-            _refresh(name)
+        # Twice: two boundaries may patch one function, and the upper patch goes first.
+        for _ in range(2):
+            for name in _BOUNDARIES:
+                _refresh(name)
 
 
 def installed() -> tuple[str, ...]:

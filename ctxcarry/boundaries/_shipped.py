@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
+from ctxcarry._activate import apply_all
 from ctxcarry._bind import Carried
+from ctxcarry._default import registry
+from ctxcarry._policy import REMAINING, Policy
 from ctxcarry._snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -12,7 +16,7 @@ if TYPE_CHECKING:
 
     from ctxcarry.boundaries._boundary import Boundary
 
-__all__ = ("Shipped", "for_shipping", "shipped", "submits_for_map")
+__all__ = ("Shipped", "for_shipping", "shipped", "start_worker", "submits_for_map")
 
 
 class Shipped:
@@ -31,13 +35,39 @@ class Shipped:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the function under the contexts, as far as this process has them."""
-        return Snapshot.loads(self.payload, trusted=True).run(self.__wrapped__, *args, **kwargs)
+        snapshot = Snapshot.loads(self.payload, trusted=True)
+        if _worker.base is None:
+            return snapshot.run(self.__wrapped__, *args, **kwargs)
+        return _worker.base.copy().run(snapshot.run, self.__wrapped__, *args, **kwargs)
 
     def __reduce__(self) -> tuple[type[Shipped], tuple[bytes, Callable[..., Any]]]:
         return Shipped, (self.payload, self.__wrapped__)
 
     def __repr__(self) -> str:
         return f"<{self.__wrapped__!r} with {len(self.payload)} bytes of context>"
+
+
+class _Worker:
+    """What a worker process of ours keeps: the ContextVars that its initializer set."""
+
+    base: Context | None = None
+
+
+_worker = _Worker()
+
+
+def start_worker(initializer: Callable[..., object] | None, initargs: tuple[Any, ...]) -> None:
+    """
+    Start a worker process with nothing set but by the user's initializer.
+
+    A forked process begins as the thread that happened to submit first.
+    """
+    unset = registry.plan(Policy(clear=REMAINING))
+    _worker.tokens = apply_all(unset, unset.read())  # type: ignore[attr-defined]
+    context = Context()
+    if initializer is not None:
+        context.run(initializer, *initargs)
+    _worker.base = context
 
 
 def shipped(

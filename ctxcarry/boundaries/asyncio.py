@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from ctxcarry._capture import capture_with
 from ctxcarry._default import registry
-from ctxcarry._plan import CONTEXTVARS
-from ctxcarry._policy import Policy
 from ctxcarry._step import stepped
 from ctxcarry.boundaries._boundary import Boundary
 from ctxcarry.boundaries._patch import Patch
@@ -77,16 +76,24 @@ def _create_task(original: Callable[..., Any]) -> Callable[..., Any]:
     def create_task(self: Any, coro: Any, **kwargs: Any) -> Any:
         # The task copies the ContextVars itself; what it lacks is that the state
         # of the thread is the task's own between one `await` and the next.
-        if boundary.everything and asyncio.iscoroutine(coro) and hasattr(coro, "cr_frame"):
-            plan = registry.plan(_THREAD_STATE)
+        shell = coro
+        # Also the closing of an async generator that the loop finalises.
+        if (
+            boundary.everything
+            and asyncio.iscoroutine(coro)
+            and not isinstance(coro, GeneratorType)
+        ):
+            plan = registry.plan(variables=False)
             if not plan.empty:
-                coro = stepped(capture_with(plan), coro)
-        return original(self, coro, **kwargs)
+                shell = stepped(capture_with(plan), coro)
+        try:
+            return original(self, shell, **kwargs)
+        except BaseException:
+            if shell is not coro:
+                shell.close()
+            raise
 
     return create_task
-
-
-_THREAD_STATE = Policy(unchanged=CONTEXTVARS)
 
 
 def _patches() -> tuple[Patch, ...]:

@@ -83,4 +83,4 @@ def _patches() -> tuple[Patch, ...]:
     )
 
 
-boundary = Boundary(_patches)
+boundary = Boundary(_patches, for_decorated=False)

@@ -20,20 +20,24 @@ def _start(original: Callable[..., Any]) -> Callable[..., Any]:
         target = getattr(self, "_target", None)
         if getattr(target, "__module__", None) in _SERVANTS:
             return original(self)
-        if target is not None:
-            self._target = for_shipping(boundary, target)
+        if type(self).run is not _base().run:
+            snapshot = boundary.snapshot_for(target or self.run)
+            if snapshot is None:
+                return original(self)
+            # Here for the child, which gets a copy, and for as long as that takes.
+            self.run = _OwnRun(snapshot.dumps(), self)
+            try:
+                return original(self)
+            finally:
+                del self.run
+        if target is None:
             return original(self)
-        if type(self).run is _base().run:
-            return original(self)
-        snapshot = boundary.snapshot_for(self.run)
-        if snapshot is None:
-            return original(self)
-        # Here for the child, which gets a copy, and for as long as that takes.
-        self.run = _OwnRun(snapshot.dumps(), self)
+        self._target = for_shipping(boundary, target)
         try:
             return original(self)
-        finally:
-            del self.run
+        except BaseException:
+            self._target = target
+            raise
 
     return start
 

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 from ctxcarry._capture import capture_with
 from ctxcarry._default import registry as default_registry
 from ctxcarry._policy import checked, policy_of
-from ctxcarry.boundaries._shipped import shipped, submits_for_map
+from ctxcarry._wire import checked_choice
+from ctxcarry.boundaries._shipped import shipped, start_worker, submits_for_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from concurrent.futures import Future
+    from multiprocessing.context import BaseContext
     from typing import ParamSpec, TypeVar
 
     from ctxcarry._policy import Policy
@@ -32,20 +34,23 @@ class CarryProcessExecutor(ProcessPoolExecutor):
     def __init__(
         self,
         max_workers: int | None = None,
-        *args: Any,
+        mp_context: BaseContext | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+        *,
         policy: Policy | None = None,
         registry: Registry | None = None,
         not_portable: str | None = None,
         **kwargs: Any,
     ) -> None:
-        if not_portable not in {None, "raise", "warn", "skip"}:
-            msg = f"not_portable= is 'raise', 'warn' or 'skip', not {not_portable!r}"
-            raise ValueError(msg)
-        super().__init__(max_workers, *args, **kwargs)
+        if initializer is not None and not callable(initializer):
+            msg = f"initializer must be a callable, not {initializer!r}"
+            raise TypeError(msg)
+        super().__init__(max_workers, mp_context, start_worker, (initializer, initargs), **kwargs)
         self._policy = checked(policy)
         self._registry = default_registry if registry is None else registry
         self._registry.plan(policy)
-        self._not_portable = not_portable
+        self._not_portable = checked_choice(not_portable)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Schedule ``fn(*args, **kwargs)`` in the context of this moment."""

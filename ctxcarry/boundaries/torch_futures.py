@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 __all__ = ("boundary",)
 
 
+_METHODS = ("then", "add_done_callback")
+
+
 def _adding(original: Callable[..., Any]) -> Callable[..., Any]:
     def adding(self: Any, callback: Callable[..., Any]) -> Any:
         return original(self, boundary.bound(callback))
@@ -21,9 +24,12 @@ def _adding(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patches() -> tuple[Patch, ...]:
-    from torch.futures import Future  # noqa: PLC0415 - only where it is installed
+    from torch._C import Future as Base  # noqa: PLC0415 - only where it is installed
+    from torch.futures import Future  # noqa: PLC0415
 
-    return Patch(Future, "then", _adding), Patch(Future, "add_done_callback", _adding)
+    # `then` returns a future of the base class, which has a `then` of its own.
+    owners = (Future, Base)
+    return tuple(Patch(o, name, _adding) for o in owners for name in _METHODS if hasattr(o, name))
 
 
 boundary = Boundary(_patches)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ctxcarry._policy import Policy
     from ctxcarry.diagnose.boundaries import Cross, Crossing
-    from ctxcarry.diagnose.probes import Probe
+    from ctxcarry.diagnose.probes import Probe, Read
 
 __all__ = ("Attempt", "told")
 
@@ -22,9 +22,16 @@ __all__ = ("Attempt", "told")
 class Attempt:
     """One crossing with the context set, and what the near side saw of it."""
 
-    def __init__(self, cross: Cross, probe: Probe, policies: Sequence[Policy] = ()) -> None:
+    def __init__(
+        self,
+        cross: Cross,
+        probe: Probe,
+        policies: Sequence[Policy] = (),
+        far_read: Read | None = None,
+    ) -> None:
         self._probe = probe
         self._policies = policies
+        self._tells = far_read is not None
         self._unset: object = MISSING
         self._wanted: object = MISSING
         self._still: object = MISSING
@@ -32,7 +39,7 @@ class Attempt:
         self.crossing: Crossing | None = None
         self.error: Exception | None = None
         try:
-            self.crossing = cross(probe.read, self._handing)
+            self.crossing = cross(far_read or probe.read, self._handing)
             self.error = self.crossing.error
         except Exception as error:  # noqa: BLE001 - told in the cell
             self.error = error
@@ -43,9 +50,10 @@ class Attempt:
             return told(self.error)
         assert self.crossing is not None
         seen = self.crossing.inside
-        if same_state(self._wanted, seen):
+        wanted = self._probe.tell(self._wanted) if self._tells else self._wanted
+        if same_state(wanted, seen):
             return None
-        return f"the work saw {shorten(seen)} instead of {shorten(self._wanted)}"
+        return f"the work saw {shorten(seen)} instead of {shorten(wanted)}"
 
     def stays(self) -> str | None:
         """Say which thread is not as it was; None if both are."""

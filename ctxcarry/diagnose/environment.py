@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import platform
+import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import ctxcarry
 from ctxcarry._catalog import CATALOG
 
-__all__ = ("Absent", "import_frameworks", "load_offered", "versions")
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ("Absent", "import_frameworks", "load_offered", "quiet_about_numpy", "versions")
 
 _DISTRIBUTIONS: Final = (
     "torch",
@@ -20,6 +25,7 @@ _DISTRIBUTIONS: Final = (
     "wrapt",
     "contextvars-extras",
     "torchtitan",
+    "joblib",
     "ray",
 )
 _EXTRAS: Final = {"torch": "torch", "triton": "triton", "spmd_types": "spmd"}
@@ -56,7 +62,8 @@ def import_frameworks() -> tuple[tuple[Absent, ...], dict[str, str]]:
         if framework in absent:
             continue
         try:
-            import_module(module)
+            with quiet_about_numpy():
+                import_module(module)
         except ModuleNotFoundError as error:
             missing = error.name or module
             if missing == framework:
@@ -68,6 +75,14 @@ def import_frameworks() -> tuple[tuple[Absent, ...], dict[str, str]]:
         except Exception as error:  # noqa: BLE001 - a broken framework must not hide the others; told
             absent[framework] = _broken(module, error)
     return tuple(absent.values()), lacking
+
+
+@contextmanager
+def quiet_about_numpy() -> Iterator[None]:
+    """Leave out what torch says when it is imported without NumPy, which is no fault here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
+        yield
 
 
 def load_offered() -> dict[str, str]:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ctxcarry.diagnose.listing import PRESENT
-from ctxcarry.diagnose.matrix import NO_PROBE, PROBED, PROCESS_WIDE
+from ctxcarry.diagnose.matrix import NO_PROBE, NOT_PORTABLE, PROBED, PROCESS_WIDE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ctxcarry.diagnose.boundaries import Boundary
     from ctxcarry.diagnose.doctor import Report
     from ctxcarry.diagnose.listing import Entry
-    from ctxcarry.diagnose.matrix import Cell, Matrix
+    from ctxcarry.diagnose.matrix import Cell, Matrix, Row
 
 __all__ = ("as_data", "show_listing", "show_report")
 
@@ -41,6 +41,7 @@ def as_data(report: Report) -> dict[str, Any]:
             {
                 "name": row.carrier,
                 "kind": row.kind,
+                "reason": row.reason,
                 "cells": {boundary: asdict(cell) for boundary, cell in row.cells.items()},
             }
             for row in matrix.rows
@@ -98,12 +99,12 @@ def _tables(matrix: Matrix, console: Console) -> Iterator[Table]:
     # Room for the longest name of the catalog and two boundaries, whatever the others are called.
     names = min(max(len(row.carrier) for row in matrix.rows), max(console.width - 24, 16))
     shown = [row for row in matrix.rows if row.kind != PROCESS_WIDE]
-    narrowest = len(NO_PROBE) if any(row.kind == NO_PROBE for row in shown) else 5
-    for boundaries in _fitting(matrix.boundaries, console.width - names - 1, narrowest):
+    widths = {b.name: _width(b, shown) for b in matrix.boundaries}
+    for boundaries in _fitting(matrix.boundaries, console.width - names - 1, widths):
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column("carrier", width=names, overflow="fold")
         for boundary in boundaries:
-            table.add_column(_header(boundary.name), min_width=narrowest)
+            table.add_column(_header(boundary.name), min_width=widths[boundary.name])
         for row in shown:
             cells = [
                 _mark(row.cells[b.name], marks) if row.kind == PROBED else Text(NO_PROBE, "dim")
@@ -113,12 +114,26 @@ def _tables(matrix: Matrix, console: Console) -> Iterator[Table]:
         yield table
 
 
-def _fitting(boundaries: Iterable[Boundary], width: int, narrowest: int) -> list[list[Boundary]]:
+def _width(boundary: Boundary, rows: Iterable[Row]) -> int:
+    """Return how wide the column of `boundary` is."""
+    widest = max(map(len, _header(boundary.name).split("\n")))
+    for row in rows:
+        cell = row.cells.get(boundary.name)
+        text = (
+            NO_PROBE if cell is None else NOT_PORTABLE if cell.carried == NOT_PORTABLE else "x > v"
+        )
+        widest = max(widest, len(text))
+    return widest
+
+
+def _fitting(
+    boundaries: Iterable[Boundary], width: int, widths: dict[str, int]
+) -> list[list[Boundary]]:
     """Divide `boundaries` into groups whose columns fit into `width`."""
     groups: list[list[Boundary]] = [[]]
     left = width
     for boundary in boundaries:
-        needed = 2 + max(narrowest, *map(len, _header(boundary.name).split("\n")))
+        needed = 2 + widths[boundary.name]
         if needed > left and groups[-1]:
             groups.append([])
             left = width
@@ -128,10 +143,12 @@ def _fitting(boundaries: Iterable[Boundary], width: int, narrowest: int) -> list
 
 
 def _header(name: str) -> str:
-    return name.replace("_", "_\n")
+    return name.replace("_", "_\n").replace(".", ".\n")
 
 
 def _mark(cell: Cell, marks: dict[str | None, str]) -> Text:
+    if cell.carried == NOT_PORTABLE:
+        return Text(NOT_PORTABLE, "dim")
     carried = marks["ok"] if cell.ok else marks["failed"]
     return Text(f"{marks[cell.plain]} {marks['to']} {carried}", "green" if cell.ok else "bold red")
 
@@ -149,7 +166,11 @@ def _notes(report: Report) -> Iterator[Text]:
     for row in report.matrix.rows:
         if row.kind == PROCESS_WIDE:
             yield Text(f"{row.carrier}: process-wide: every thread sees it")
-    if any(row.kind == NO_PROBE for row in report.matrix.rows):
+    yield from _stays_here(report.matrix)
+    lacking = {row.carrier: row.reason for row in report.matrix.rows if row.reason}
+    for reason, names in _by_reason(lacking).items():
+        yield Text(f"{', '.join(names)}: {reason}", "dim")
+    if any(row.kind == NO_PROBE and row.reason is None for row in report.matrix.rows):
         yield Text(f"{NO_PROBE}: doctor does not know how to set this context", "dim")
     for reason, names in _by_reason(report.unavailable).items():
         yield Text(f"{', '.join(names)}: unavailable: {reason}", "yellow")
@@ -157,6 +178,16 @@ def _notes(report: Report) -> Iterator[Text]:
         fix = f"; {each.fix}" if each.fix else ""
         text = f"{each.framework} {each.reason}: its contexts are not shown{fix}"
         yield Text(text, "yellow")
+
+
+def _stays_here(matrix: Matrix) -> Iterator[Text]:
+    """Yield a line for each reason why contexts do not travel to another process."""
+    for boundary in matrix.boundaries:
+        cells = {row.carrier: row.cells.get(boundary.name) for row in matrix.rows}
+        reasons = {name: cell.reason for name, cell in cells.items() if cell and cell.reason}
+        for reason, names in _by_reason(reasons).items():
+            text = f"{', '.join(names)} over {boundary.name}: {NOT_PORTABLE}: {reason}"
+            yield Text(text, "dim")
 
 
 def _by_reason(reasons: dict[str, str]) -> dict[str, list[str]]:
@@ -187,7 +218,8 @@ def _verdict(report: Report) -> Iterator[Text]:
     for error in faults.values():
         yield Text(error, "red")
     if report.ok:
-        yield Text(f"{len(cells)} cells: every context arrives, and nothing stays behind", "green")
+        crossed = sum(cell.carried != NOT_PORTABLE for _, _, cell in cells)
+        yield Text(f"{crossed} cells: every context arrives, and nothing stays behind", "green")
         return
     failed = sum(not cell.ok for _, _, cell in cells)
     names = ", ".join(sorted({*shown, *faults}))

@@ -5,6 +5,7 @@ import copy
 import functools
 import inspect
 import pickle
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -211,6 +212,8 @@ def test_class_methods(name, owner, plain):
     assert (expected, (1,), "near") == plain.submit(method, 1).result(TIMEOUT)
     assert [(expected, (1,), "near")] == list(plain.map(method, [1]))
     assert (expected, (1,), "near") == plain.submit(functools.partial(method, 1)).result(TIMEOUT)
+    if name == "inner_class" and sys.version_info >= (3, 13):
+        return  # since then a classmethod leaves the class out of what it holds: write it inside
     bound = method.bind()
     variable.set("later")
     assert (expected, (2,), "near") == bound(2)

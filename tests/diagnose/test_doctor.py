@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing.pool import ThreadPool
 
 import pytest
 
@@ -14,15 +15,45 @@ pytest.importorskip("spmd_types")
 
 import torch
 import torch.distributed as dist
+import torch.futures
 
 import ctxcarry
 from ctxcarry.boundaries import _install
+from ctxcarry.diagnose import doctor
 from ctxcarry.diagnose.boundaries import BOUNDARIES
 from ctxcarry.diagnose.doctor import examine
 from ctxcarry.diagnose.matrix import run_matrix
-from ctxcarry.diagnose.probes import GENERIC, PROBES, Probe
+from ctxcarry.diagnose.probes import GENERIC, PROBES, CannotProbeError, Probe
 
-ALL_BOUNDARIES = {"executor", "wrap_executor", "bind", "carry_context", "install"}
+ALL_BOUNDARIES = {
+    "executor",
+    "wrap_executor",
+    "bind",
+    "carry_context",
+    "install",
+    "Thread",
+    "Timer",
+    "thread_pool",
+    "asyncio",
+    "to_thread",
+    "process",
+    "torch.futures",
+}
+# Starting another process takes longer than all the rest.
+NEAR = tuple(b for b in BOUNDARIES if not b.far)
+# What asyncio.to_thread takes along by itself.
+CONTEXT_VARS = {
+    "contextvars",
+    "process_groups",
+    "triton.allocator",
+    "ContextVarCarrier",
+    "ContextVarsRegistryCarrier",
+}
+STAY = {
+    "torch.dispatch_modes",
+    "torch.function_modes",
+    "torch.saved_tensors_hooks",
+}
 PER_THREAD = {
     "contextvars",
     "spmd_types.state",
@@ -154,6 +185,9 @@ def everything():
         ThreadPoolExecutor.submit,
         ThreadPoolExecutor.map,
         threading.Thread.start,
+        ThreadPool.apply_async,
+        torch.futures.Future.then,
+        sys.modules.get("_ctxcarry_doctor"),
         dist.is_initialized(),
         sys.excepthook,
         torch.is_grad_enabled(),
@@ -163,26 +197,89 @@ def everything():
     )
 
 
-def test_every_boundary_loses_and_carries_every_context_of_a_thread():
+@pytest.fixture(scope="module")
+def report():
+    """Return what doctor finds here."""
+    return examine()
+
+
+@pytest.fixture(scope="module")
+def matrix(report):
+    """Return the matrix of what is here."""
+    return report.matrix
+
+
+@pytest.fixture
+def near_only(monkeypatch):
+    """Have doctor start no other process."""
+    monkeypatch.setattr(doctor, "run_matrix", lambda: run_matrix(NEAR))
+
+
+def test_every_boundary_loses_and_carries_every_context_of_a_thread(matrix):
     """Each context of a thread is lost in the plain way and arrives carried, leaving nothing."""
-    rows = {r.carrier: r for r in examine().matrix.rows if r.kind == "probed"}
+    rows = {r.carrier: r for r in matrix.rows if r.kind == "probed"}
     assert {*PER_THREAD, *GENERIC} <= set(rows)
     for each in rows.values():
         assert set(each.cells) >= ALL_BOUNDARIES
-        assert {(c.plain, c.carried, c.after, c.error) for c in each.cells.values()} == {
+        within = {b: c for b, c in each.cells.items() if b not in {"process", "to_thread"}}
+        assert {(c.plain, c.carried, c.after, c.error) for c in within.values()} == {
             ("lost", "ok", "clean", None)
         }
 
 
-def test_report_is_ok_and_tells_the_versions():
+def test_to_thread_keeps_context_variables_only(matrix):
+    """``asyncio.to_thread`` takes ContextVars along by itself, and ours takes everything."""
+    cells = {r.carrier: r.cells["to_thread"] for r in matrix.rows if r.kind == "probed"}
+    assert {"ok"} == {c.carried for c in cells.values()}
+    assert {name for name, c in cells.items() if c.plain == "kept"} == CONTEXT_VARS & set(cells)
+
+
+def test_process_carries_what_is_portable_and_says_what_is_not(matrix):
+    """What travels arrives; what cannot is neutral, with the reason, and no failure."""
+    cells = {r.carrier: r.cells["process"] for r in matrix.rows if r.kind == "probed"}
+    stays = {name: c for name, c in cells.items() if c.carried == "not portable"}
+    assert set(stays) >= STAY
+    assert all(c.ok and c.reason for c in stays.values())
+    travels = {name: c for name, c in cells.items() if name not in stays}
+    assert {"contextvars", "torch.grad_mode", "torch.device_mesh", "process_groups"} <= set(travels)
+    assert {("lost", "ok", "clean", None)} == {
+        (c.plain, c.carried, c.after, c.error) for c in travels.values()
+    }
+
+
+def test_boundary_of_an_absent_package_has_no_column():
+    """A boundary that needs what is not installed is not crossed."""
+    absent = replace(BOUNDARIES[0], name="absent", needs="doctor_test_absent")
+    found = run_matrix([BOUNDARIES[0], absent])
+    assert [BOUNDARIES[0].name] == [b.name for b in found.boundaries]
+    assert all("absent" not in r.cells for r in found.rows)
+
+
+def test_context_that_this_machine_cannot_show_is_neutral(register, monkeypatch):
+    """A probe that lacks something here has no cells and says what it lacks."""
+
+    @contextmanager
+    def make():
+        msg = "a second device is needed"
+        raise CannotProbeError(msg)
+        yield
+
+    slot = register(Slot())
+    monkeypatch.setitem(PROBES, slot.name, make)
+    matrix = run_matrix(BOUNDARIES[:1])
+    seen = row(matrix, slot.name)
+    assert ("no probe", {}, "a second device is needed") == (seen.kind, seen.cells, seen.reason)
+    assert matrix.ok
+
+
+def test_report_is_ok_and_tells_the_versions(report):
     """A report without failure is ok and names what it was made with."""
-    report = examine()
     assert report.ok
     assert {"python", "ctxcarry", "torch", "triton", "spmd-types", "wrapt"} <= set(report.versions)
     assert torch.__version__ == report.versions["torch"]
 
 
-def test_nothing_stays_behind():
+def test_nothing_stays_behind(report):
     """Carriers, patches, process group, modes and threads are as before doctor ran."""
     before = everything()
     examine()
@@ -193,19 +290,20 @@ def test_instrumentation_is_put_back():
     """With instrumentation in force the plain way is still plain, and stays instrumented."""
     ctxcarry.install("executor")
     try:
-        cells = row(run_matrix(), "torch.grad_mode").cells
+        cells = row(run_matrix(NEAR), "torch.grad_mode").cells
         assert ctxcarry.installed() == ("executor",)
         with ThreadPoolExecutor(1) as pool, torch.no_grad():
             assert pool.submit(torch.is_grad_enabled).result() is False
     finally:
         ctxcarry.uninstall("executor")
     assert {"lost"} == {cell.plain for cell in cells.values()}
+    assert {"ok"} == {cell.carried for cell in cells.values()}
 
 
 def test_decorated_functions_stay_carried():
     """Functions that were decorated before doctor ran are carried after it."""
     enabled = ctxcarry.carry_context(torch.is_grad_enabled)
-    run_matrix()
+    run_matrix(NEAR)
     with ThreadPoolExecutor(1) as pool, torch.no_grad():
         assert pool.submit(enabled).result() is False
 
@@ -225,8 +323,9 @@ def test_default_process_group_of_the_program_is_used():
 def test_working_carrier_is_ok(probed):
     """A carrier of one's own that works passes."""
     probed(Slot())
-    assert row(run_matrix(), "test.slot").cells.keys() >= ALL_BOUNDARIES
-    assert run_matrix().ok
+    matrix = run_matrix()
+    assert row(matrix, "test.slot").cells.keys() >= ALL_BOUNDARIES
+    assert matrix.ok
 
 
 @pytest.mark.parametrize(
@@ -252,7 +351,7 @@ def test_working_carrier_is_ok(probed):
 def test_broken_carrier_fails_and_only_it(probed, broken, carried, after, text):
     """Each way in which a carrier can be broken is told in its own cells, and in no other."""
     probed(broken())
-    matrix = run_matrix()
+    matrix = run_matrix(NEAR)
     assert not matrix.ok
     cell = row(matrix, "test.slot").cells["wrap_executor"]
     assert ("lost", carried) == (cell.plain, cell.carried)
@@ -266,7 +365,7 @@ def test_broken_carrier_fails_and_only_it(probed, broken, carried, after, text):
 def test_carrier_without_a_probe_is_neutral(register):
     """A carrier that doctor cannot set is named, has no cells, and fails nothing."""
     register(Slot())
-    matrix = run_matrix()
+    matrix = run_matrix(NEAR)
     assert ("no probe", {}) == (row(matrix, "test.slot").kind, row(matrix, "test.slot").cells)
     assert matrix.ok
 
@@ -274,7 +373,7 @@ def test_carrier_without_a_probe_is_neutral(register):
 def test_carrier_without_a_probe_that_breaks_every_hand_over_is_found(register):
     """A carrier that cannot capture makes doctor fail even without a probe of its own."""
     register(CannotCapture())
-    matrix = run_matrix()
+    matrix = run_matrix(NEAR)
     assert not matrix.ok
     assert list(matrix.faults) == ["test.slot"]
     assert all(cell.ok for r in matrix.rows for cell in r.cells.values())
@@ -300,17 +399,17 @@ def test_probe_that_fails_is_told(register, monkeypatch, part):
             yield Probe(fail if part == "set" else slot.set, fail if part == "read" else slot.read)
 
     monkeypatch.setitem(PROBES, slot.name, make)
-    matrix = run_matrix()
+    matrix = run_matrix(NEAR)
     expected = "but reads 'the same' as before" if part == "nothing" else f"OSError: cannot {part}"
     cells = row(matrix, slot.name).cells
-    assert set(cells) >= ALL_BOUNDARIES
+    assert set(cells) >= ALL_BOUNDARIES - {"process"}
     assert all(cell.carried == "failed" and expected in cell.error for cell in cells.values())
     assert not matrix.ok
 
 
 def test_boundary_that_does_not_carry_fails_every_cell():
     """The matrix would notice a boundary that carries nothing."""
-    idle = [replace(b, carried=b.plain) for b in BOUNDARIES]
+    idle = [replace(b, carried=b.plain) for b in NEAR if b.name != "to_thread"]
     cells = [c for r in run_matrix(idle).rows for c in r.cells.values()]
     assert cells
     assert {("lost", "failed", "clean")} == {(c.plain, c.carried, c.after) for c in cells}
@@ -319,11 +418,11 @@ def test_boundary_that_does_not_carry_fails_every_cell():
 def test_context_of_the_process_is_shown_as_such():
     """A carrier of what every thread sees has no cells."""
     wide = [c.name for c in ctxcarry.carriers() if getattr(c, "process_wide", False)]
-    matrix = run_matrix()
+    matrix = run_matrix(NEAR)
     assert ["process-wide"] * len(wide) == [row(matrix, name).kind for name in wide]
 
 
-def test_carriers_of_entry_points_are_shown_and_taken_back(monkeypatch):
+def test_carriers_of_entry_points_are_shown_and_taken_back(monkeypatch, near_only):
     """A carrier that a package offers has a row, and is not registered afterwards."""
     offered = Slot()
 
@@ -336,7 +435,7 @@ def test_carriers_of_entry_points_are_shown_and_taken_back(monkeypatch):
     assert offered not in ctxcarry.carriers()
 
 
-def test_entry_point_that_cannot_be_loaded_is_a_failure(monkeypatch):
+def test_entry_point_that_cannot_be_loaded_is_a_failure(monkeypatch, near_only):
     """A package whose carrier cannot be loaded is named, and the report is not ok."""
 
     def load():

@@ -1,6 +1,7 @@
 """Which frameworks doctor finds, and how it tells of the others."""
 
 import sys
+import warnings
 
 import pytest
 
@@ -70,6 +71,20 @@ def test_broken_framework_is_told(monkeypatch, catalog, source, text):
     reason = f"cannot be imported (import doctor_test_bad: {text})"
     assert absent == (Absent("doctor_test_bad", reason, None),)
     assert "doctor_test_good" in sys.modules
+
+
+NUMPY = """import warnings
+warnings.warn("Failed to initialize NumPy: No module named 'numpy' (Triggered internally)")
+"""
+
+
+def test_what_torch_says_without_numpy_is_left_out(monkeypatch, catalog):
+    """The warning of a torch without NumPy is silent, and every other one is not."""
+    catalog(doctor_test_quiet=NUMPY, doctor_test_loud="import warnings; warnings.warn('mind')")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        frameworks(monkeypatch, "doctor_test_quiet", "doctor_test_loud")
+    assert ["mind"] == [str(w.message) for w in warned]
 
 
 def test_versions_have_every_key():

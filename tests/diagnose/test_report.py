@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -41,8 +42,25 @@ def with_cell(report, cell):
 
 def test_lost_and_carried_are_marked(report):
     """A context that is lost plainly and arrives carried shows as such."""
-    line = next(line for line in printed(report).splitlines() if line.startswith("torch.grad_mode"))
-    assert line.count("✗ → ✓") == len(BOUNDARIES)
+    lines = [line for line in printed(report).splitlines() if line.startswith("torch.grad_mode")]
+    assert sum(line.count("✗ → ✓") for line in lines) == len(report.matrix.boundaries)
+
+
+def test_context_that_stays_in_its_process_is_explained(report):
+    """What cannot travel shows as neutral, with the reason below, and no failure."""
+    cell = Cell(None, "not portable", None, None, "it is a function of this process")
+    text = printed(with_cell(report, cell))
+    assert "app.state over executor: not portable: it is a function of this process" in text
+    assert "0 cells: every context arrives" in text
+    assert re.search(r"^app.state +not portable *$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_report_fits_the_width(report, width):
+    """No line is longer than the terminal is wide, and no code is cut off at 80 columns."""
+    text = printed(report, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert width < 80 or "…" not in text
 
 
 def test_failure_is_marked_and_explained(report):
@@ -105,5 +123,6 @@ def test_data_has_stable_keys(report):
         "unavailable",
         "installed",
     }
-    assert {"plain", "carried", "after", "error"} == set(data["carriers"][0]["cells"]["executor"])
+    cell = data["carriers"][0]["cells"]["executor"]
+    assert {"plain", "carried", "after", "error", "reason"} == set(cell)
     assert data == json.loads(json.dumps(data))

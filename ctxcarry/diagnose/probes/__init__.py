@@ -14,13 +14,15 @@ from ctxcarry.diagnose.probes import (
     generic,
     spmd_types,
     torch,
+    torch_cuda,
     torch_groups,
     torch_modes,
+    torchtitan,
     triton,
 )
-from ctxcarry.diagnose.probes._probe import Maker, Probe, ProbeError, Read
+from ctxcarry.diagnose.probes._probe import CannotProbeError, Maker, Probe, ProbeError, Read
 
-__all__ = ("GENERIC", "PROBES", "Maker", "Probe", "ProbeError", "Read")
+__all__ = ("GENERIC", "PROBES", "CannotProbeError", "Maker", "Probe", "ProbeError", "Read")
 
 PROBES: Final[dict[str, Maker]] = {
     "contextvars": generic.contextvars,
@@ -33,11 +35,14 @@ PROBES: Final[dict[str, Maker]] = {
     "torch.dispatch_modes": torch_modes.dispatch_modes,
     "torch.saved_tensors_hooks": torch.saved_tensors_hooks,
     "torch.multithreading": torch.multithreading,
+    "torch.cuda_device": torch_cuda.device,
+    "torch.cuda_stream": torch_cuda.stream,
     "torch.device_mesh": torch_groups.device_mesh,
     "torch.process_group": torch_groups.process_group,
     "triton.allocator": triton.allocator,
     "triton.profile_allocator": triton.profile_allocator,
     "spmd_types.state": spmd_types.state,
+    "torchtitan.mesh": torchtitan.mesh,
 }
 """The maker of the probe for each carrier of the catalog, by the carrier's name."""
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ("Maker", "Probe", "ProbeError", "Read")
+__all__ = ("CannotProbeError", "Maker", "Probe", "ProbeError", "Read")
 
 Read: TypeAlias = Callable[[], object]
 
@@ -18,6 +18,18 @@ class ProbeError(RuntimeError):
 
     Subclasses `RuntimeError`: what failed is the check, not what it was given.
     """
+
+
+class CannotProbeError(RuntimeError):
+    """
+    This machine lacks what a probe needs, such as a second device.
+
+    Subclasses `RuntimeError`: nothing is wrong with the carrier or with the probe.
+    """
+
+
+def _as_it_is(seen: object) -> object:
+    return seen
 
 
 @dataclass(frozen=True)
@@ -34,11 +46,16 @@ class Probe:
             identity, tuples by their elements.
         alone: Whether only this carrier carries during the probe. For a carrier
             of variables, which ``contextvars`` would carry along.
+        tell: Returns what was read as values that mean the same in another
+            process, where the objects themselves are others.
+        stays: Why what is set here has no counterpart in another process, if so.
     """
 
     set: Callable[[], AbstractContextManager[object]]
     read: Read
     alone: bool = False
+    tell: Callable[[object], object] = _as_it_is
+    stays: str | None = None
 
 
 Maker: TypeAlias = Callable[[], AbstractContextManager[Probe]]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import ctxcarry
 from ctxcarry.diagnose.probes._probe import Probe
+from ctxcarry.diagnose.probes.torch_groups import fake_mesh, told_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,26 +30,46 @@ __all__ = (
 
 @contextmanager
 def contextvars() -> Iterator[Probe]:
-    """Probe a ContextVar that no other carrier knows."""
+    """Probe a ContextVar that no other carrier knows, in a module where a process finds it."""
     variable = ContextVar("ctxcarry.doctor", default="default")
-    yield Probe(lambda: _set(variable), variable.get)
+    module = ModuleType("_ctxcarry_doctor")
+    vars(module)["variable"] = variable
+    sys.modules[module.__name__] = module
+    try:
+        yield Probe(lambda: _set(variable), variable.get)
+    finally:
+        del sys.modules[module.__name__]
 
 
 @contextmanager
 def process_groups() -> Iterator[Probe]:
-    """Probe ``ctxcarry.process_groups`` with what passes for a group."""
+    """Probe ``ctxcarry.process_groups``, without torch with what passes for a group."""
     # Imported here: the import registers its carrier.
     from ctxcarry import process_groups as ambient  # noqa: PLC0415
 
-    class Group:
-        def size(self) -> int:
-            return 2
+    with ExitStack() as stack:
+        group: Any = _Group()
+        stays: str | None = "there is no torch here, and so no group"
+        if sys.modules.get("torch") is not None:
+            group, stays = stack.enter_context(fake_mesh()).get_group(), None
+        yield Probe(
+            lambda: ambient.use(doctor=group),
+            lambda: ambient.current("doctor", None),
+            tell=told_group,
+            stays=stays,
+        )
 
-        def rank(self) -> int:
-            return 0
 
-    group: Any = Group()
-    yield Probe(lambda: ambient.use(doctor=group), lambda: ambient.current("doctor", None))
+class _Group:
+    """What `process_groups.use` asks of a group."""
+
+    group_name = "doctor"
+
+    def size(self) -> int:
+        return 2
+
+    def rank(self) -> int:
+        return 0
 
 
 @contextmanager

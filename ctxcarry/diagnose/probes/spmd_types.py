@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ctxcarry.diagnose.probes._probe import Probe
-from ctxcarry.diagnose.probes.torch_groups import fake_mesh
+from ctxcarry.diagnose.probes.torch_groups import fake_mesh, told_mesh
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,4 +31,9 @@ def state() -> Iterator[Probe]:
             with spmd_types.set_current_mesh(mesh), checker.typecheck():
                 yield
 
-        yield Probe(checking, read)
+        yield Probe(checking, read, tell=_told)
+
+
+def _told(seen: Any) -> object:
+    mesh, checking = seen
+    return told_mesh(mesh), checking

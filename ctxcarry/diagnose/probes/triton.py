@@ -26,10 +26,17 @@ def profile_allocator() -> Iterator[Probe]:
     yield _probe("_profile_allocator", _allocation().set_profile_allocator)
 
 
-def _probe(field: str, set_allocator: Any) -> Probe:
-    def scratch(size: int, alignment: int, stream: int | None) -> object:
-        raise NotImplementedError
+def scratch(size: int, alignment: int, stream: int | None) -> object:
+    """Stand for an allocator; here, where another process can import it from."""
+    raise NotImplementedError
 
+
+def _told(allocator: object) -> object:
+    # A function by its name, and the object that refuses to allocate by its class.
+    return getattr(allocator, "__qualname__", type(allocator).__qualname__)
+
+
+def _probe(field: str, set_allocator: Any) -> Probe:
     def read() -> object:
         return getattr(_allocation(), field).get()
 
@@ -42,7 +49,7 @@ def _probe(field: str, set_allocator: Any) -> Probe:
         finally:
             set_allocator(before)
 
-    return Probe(allocating, read)
+    return Probe(allocating, read, tell=_told)
 
 
 def _allocation() -> Any:
