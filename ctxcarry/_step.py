@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ctxcarry._snapshot import Snapshot
     from ctxcarry._undo import Undo
 
-__all__ = ("STEPPED", "Stepper", "made_by", "stepped")
+__all__ = ("STEPPED", "Stepper", "made_by", "stepped", "stepped_coroutine")
 
 STEPPED = frozenset({AsyncGeneratorType, CoroutineType, GeneratorType})
 
@@ -170,9 +170,14 @@ class _Unstarted:
         assert inner is not None
         return inner
 
+    def discard(self) -> None:
+        """Close the inner coroutine, if it has not been started."""
+        inner, self._inner = self._inner, None
+        if inner is not None:
+            inner.close()
+
     def __del__(self) -> None:
-        if self._inner is not None:
-            self._inner.close()
+        self.discard()
 
 
 async def _coroutine(stepper: Stepper, unstarted: _Unstarted) -> Any:
@@ -227,20 +232,36 @@ async def _async_generator(
 _generator_based_coroutine = coroutine(_generator)
 
 
+def stepped_coroutine(
+    snapshot: Snapshot, inner: Coroutine[Any, Any, Any]
+) -> tuple[Coroutine[Any, Any, Any], Callable[[], None]]:
+    """
+    Return a coroutine that runs `inner` under `snapshot` at each step.
+
+    And what closes `inner` where that one ends before it has begun. (The
+    collector might finalise `inner` first, which would then complain.)
+    """
+    unstarted = _Unstarted(inner)
+    shell: Any = _coroutine(Stepper(snapshot), unstarted)
+    shell.__name__ = getattr(inner, "__name__", shell.__name__)
+    shell.__qualname__ = getattr(inner, "__qualname__", shell.__qualname__)
+    return shell, unstarted.discard
+
+
 def stepped(snapshot: Snapshot, inner: Any) -> Any:
     """Return a coroutine or generator that runs `inner` under `snapshot` at each step."""
+    if not isinstance(inner, (AsyncGeneratorType, GeneratorType)):
+        return stepped_coroutine(snapshot, inner)[0]
     stepper = Stepper(snapshot)
     shell: Any
     if isinstance(inner, AsyncGeneratorType):
         shell = _async_generator(stepper, inner)
-    elif not isinstance(inner, GeneratorType):
-        shell = _coroutine(stepper, _Unstarted(inner))
     elif inner.gi_code.co_flags & _ITERABLE_COROUTINE:
         shell = _generator_based_coroutine(stepper, inner)
     else:
         shell = _generator(stepper, inner)
-    shell.__name__ = getattr(inner, "__name__", shell.__name__)
-    shell.__qualname__ = getattr(inner, "__qualname__", shell.__qualname__)
+    shell.__name__ = inner.__name__
+    shell.__qualname__ = inner.__qualname__
     return shell
 
 

@@ -205,7 +205,11 @@ def _copy(mode: Any, flags: tuple[Any, ...]) -> Any:
 
 
 def _layout(axis: Any) -> list[list[int]]:
-    return [list(axis.layout.shape), list(axis.layout.stride)]
+    # An axis of one dimension has plain integers in older layouts of torch.
+    return [
+        [value] if isinstance(value, int) else list(value)
+        for value in (axis.layout.shape, axis.layout.stride)
+    ]
 
 
 def _axis(layout: Any) -> Any:

@@ -25,6 +25,7 @@ from torch._C import (
 from torch.utils._device import DeviceContext
 
 from ctxcarry._carrier import MISSING, CarrierBase, shorten
+from ctxcarry.errors import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,6 +151,9 @@ class DefaultDeviceCarrier(CarrierBase):
 
     def load(self, payload: Any) -> object:
         """Return a device context for it, which is not entered."""
+        if not isinstance(payload, str):
+            msg = f"{payload!r} is not the name of a device"
+            raise WireError(msg)
         return ((_BOTTOM, DeviceContext(torch.device(payload))),), MISSING
 
     def describe(self, state: object) -> str:

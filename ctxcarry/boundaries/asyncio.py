@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctxcarry._capture import capture_with
 from ctxcarry._default import registry
-from ctxcarry._step import stepped
+from ctxcarry._step import stepped_coroutine
 from ctxcarry.boundaries._boundary import Boundary
 from ctxcarry.boundaries._patch import Patch
 
@@ -76,22 +76,23 @@ def _create_task(original: Callable[..., Any]) -> Callable[..., Any]:
     def create_task(self: Any, coro: Any, **kwargs: Any) -> Any:
         # The task copies the ContextVars itself; what it lacks is that the state
         # of the thread is the task's own between one `await` and the next.
-        shell = coro
-        # Also the closing of an async generator that the loop finalises.
+        plan = registry.plan(variables=False)
+        # The closing of an async generator that the loop finalises is one too.
         if (
-            boundary.everything
-            and asyncio.iscoroutine(coro)
-            and not isinstance(coro, GeneratorType)
+            not boundary.everything
+            or plan.empty
+            or not asyncio.iscoroutine(coro)
+            or isinstance(coro, GeneratorType)
         ):
-            plan = registry.plan(variables=False)
-            if not plan.empty:
-                shell = stepped(capture_with(plan), coro)
+            return original(self, coro, **kwargs)
+        shell, discard = stepped_coroutine(capture_with(plan), coro)
         try:
-            return original(self, shell, **kwargs)
+            task = original(self, shell, **kwargs)
         except BaseException:
-            if shell is not coro:
-                shell.close()
+            shell.close()
             raise
+        task.add_done_callback(lambda _: discard())
+        return task
 
     return create_task
 
