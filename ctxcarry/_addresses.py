@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ("address_of", "address_of_variable", "found_at")
 
+# Where a global of a module was found before: the module's namespace, and its name there.
+_places: dict[str, tuple[dict[str, Any], str]] = {}
 _variables: dict[ContextVar[Any], tuple[str | None, int]] = {}
 
 
@@ -52,6 +54,9 @@ def found_at(address: str, *, imports: bool) -> Any:
     Raises:
         WireError: If the module is there and cannot be imported.
     """
+    place = _places.get(address)
+    if place is not None:
+        return place[0].get(place[1], MISSING)
     module_name, _, path = address.partition(":")
     parts = path.split(".")
     if not all(module_name.split(".")) or not all(parts):
@@ -70,6 +75,8 @@ def found_at(address: str, *, imports: bool) -> Any:
             found = vars(found)[part]
         except (KeyError, TypeError):
             return MISSING
+    if len(parts) == 1:
+        _places[address] = vars(sys.modules[module_name]), path
     return found
 
 

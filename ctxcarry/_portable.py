@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from ctxcarry._addresses import address_of_variable, found_at
@@ -19,6 +20,7 @@ from ctxcarry._wire import (
     decode,
     encode,
     is_entry,
+    is_plain,
     packed,
     unpacked,
 )
@@ -33,7 +35,6 @@ from ctxcarry.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextvars import ContextVar
 
     from ctxcarry._carrier import Carrier
     from ctxcarry._registry import Registry
@@ -55,9 +56,9 @@ def dumps(snapshot: Snapshot, not_portable: str | None = None) -> bytes:
     if snapshot._plan.contexts == CLEAR:
         entries[CONTEXTVARS] = CLEARED
     else:
-        variables = _dumped_variables(snapshot, not_portable)
-        if variables:
-            entries[CONTEXTVARS] = ["v", variables]
+        plain, pickled = _dumped_variables(snapshot, not_portable)
+        if plain or pickled:
+            entries[CONTEXTVARS] = ["v", [plain, pickled]]
     return encode(entries)
 
 
@@ -87,10 +88,12 @@ def loads(data: bytes, *, trusted: bool, strict: bool, registry: Registry) -> Sn
 
 
 def _states(snapshot: Snapshot) -> Iterator[tuple[Carrier, str, object]]:
-    """Yield each carrier of the snapshot but ``contextvars``, what is done with it, its state."""
+    """Yield each carrier that has a state or is cleared, but for ``contextvars``."""
     plan = snapshot._plan
     for step, state in zip(plan.steps, snapshot._states):
-        yield step.carrier, plan.actions[step.name], state
+        action = plan.actions[step.name]
+        if action == CLEAR or is_set(step.carrier, state):
+            yield step.carrier, action, state
     for carrier in plan.process_wide:
         yield carrier, plan.actions[carrier.name], carrier.capture()
     for carrier in (*plan.absorbed, *(c for c, _ in plan.edits)):
@@ -127,9 +130,11 @@ def _dump(carrier: Carrier, state: object) -> object:
         raise CarrierError(carrier.name, "dump", f"{type(cause).__name__}: {cause}") from cause
 
 
-def _dumped_variables(snapshot: Snapshot, not_portable: str | None) -> dict[str, list[Any]]:
+def _dumped_variables(
+    snapshot: Snapshot, not_portable: str | None
+) -> tuple[dict[str, Any], dict[str, str]]:
     """
-    Return the ContextVars that can travel, by address.
+    Return the ContextVars that can travel, by address: plain values, and pickled ones.
 
     Libraries keep variables where no other process can find them, with values
     that mean nothing there: those are left out without a word. A variable with
@@ -137,20 +142,24 @@ def _dumped_variables(snapshot: Snapshot, not_portable: str | None) -> dict[str,
     """
     plan = snapshot._plan
     own = {v for c in (*plan.absorbed, *(c for c, _ in plan.edits)) for v in variables_of(c)}
-    dumped: dict[str, list[Any]] = {}
+    plain: dict[str, Any] = {}
+    pickled: dict[str, str] = {}
     for variable, value in {**(snapshot._context or {}), **dict(snapshot._edits)}.items():
         if variable in own or value is HERE or value is MISSING:
             continue
         address = address_of_variable(variable)
         if address is None or address.startswith("ctxcarry."):
             continue
+        if is_plain(value):
+            plain[address] = value
+            continue
         try:
-            dumped[address] = packed(value)
+            pickled[address] = packed(value)[1]
         except NotPortableError as problem:
             if not_portable == "raise":
                 msg = f"the ContextVar {address!r} cannot travel to another process: {problem}"
                 raise NotPortableError(msg) from problem
-    return dumped
+    return plain, pickled
 
 
 def _carrier(name: str, registry: Registry, *, trusted: bool) -> Carrier:
@@ -194,30 +203,29 @@ def _refuse() -> object:
 def _loaded_variables(
     entry: list[Any], problems: list[CtxCarryError], *, trusted: bool
 ) -> list[tuple[ContextVar[Any], object]]:
-    if entry[0] != "v" or not isinstance(entry[1], dict):
-        problems.append(WireError(f"{CONTEXTVARS!r} is not a map of addresses to values"))
+    try:
+        plain, pickled = entry[1]
+        values = [*plain.items(), *((a, ["p", data]) for a, data in pickled.items())]
+    except (AttributeError, TypeError, ValueError):
+        problems.append(WireError(f"{CONTEXTVARS!r} is not two maps of addresses to values"))
         return []
+    first_pickled = len(plain)
     edits: list[tuple[ContextVar[Any], object]] = []
-    for address, value in entry[1].items():
+    for index, (address, value) in enumerate(values):
         try:
-            edits.append((_variable_at(address, trusted=trusted), _value(value, trusted=trusted)))
+            variable = found_at(address, imports=trusted)
+            if type(variable) is not ContextVar:
+                msg = "there is none of that name in this process"
+                raise WireError(msg)
+            given = value if index < first_pickled else _unpickled(value, trusted=trusted)
+            edits.append((variable, given))
         except CtxCarryError as problem:
             problems.append(WireError(f"the ContextVar {address!r} is left as it is: {problem}"))
     return edits
 
 
-def _variable_at(address: str, *, trusted: bool) -> ContextVar[Any]:
-    from contextvars import ContextVar  # noqa: PLC0415 - a name for isinstance only
-
-    variable = found_at(address, imports=trusted)
-    if not isinstance(variable, ContextVar):
-        msg = "there is none of that name in this process"
-        raise WireError(msg)
-    return variable
-
-
-def _value(entry: object, *, trusted: bool) -> object:
-    if not isinstance(entry, list) or not is_entry(entry) or entry == CLEARED:
+def _unpickled(entry: list[Any], *, trusted: bool) -> object:
+    if not is_entry(entry):
         msg = f"{entry!r} is not an entry"
         raise WireError(msg)
     return unpacked(entry, trusted=trusted)
@@ -227,9 +235,10 @@ def _assembled(
     registry: Registry, states: dict[str, object], edits: list[tuple[ContextVar[Any], object]]
 ) -> Snapshot:
     """Make a snapshot that applies `states` and `edits`, and leaves everything else alone."""
-    for carrier in registry.carriers():
-        if carrier.name in states and hasattr(carrier, "variables"):
-            state = states.pop(carrier.name)
+    for name in list(states):
+        carrier = registry.get(name)
+        if carrier is not None and hasattr(carrier, "variables"):
+            state = states.pop(name)
             cleared = dict.fromkeys(variables_of(carrier), MISSING)
             values = cleared if state is CLEARED else carrier.values_of(state)  # type: ignore[attr-defined]
             edits = [*edits, *values.items()]

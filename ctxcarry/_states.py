@@ -18,7 +18,7 @@ def is_set(carrier: Carrier, state: object) -> bool:
     if state is MISSING:
         return False
     default = getattr(carrier, "default", MISSING)
-    return default is MISSING or not same_state(state, default)
+    return default is MISSING or (state is not default and not same_state(state, default))
 
 
 def same_state(one: object, other: object) -> bool:

@@ -3,7 +3,8 @@ The wire format: a snapshot for another process, which names contexts and not co
 
 ``CTXC``, a version byte, the CRC-32 of what follows, then JSON::
 
-    {"<carrier>": ["v", <plain data>] | ["p", "<base85 of a pickle>"] | ["c"], …}
+    {"<carrier>": ["v", <plain data>] | ["p", "<base85 of a pickle>"] | ["c"], …,
+     "contextvars": ["v", [{"<module:name>": <plain data>, …}, {…: "<base85>", …}]]}
 
 ``c`` clears the context where the snapshot is used. A context that is not set is
 not mentioned, and is left there as it is.
@@ -45,6 +46,7 @@ _DEPTH = 16
 _encoder = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 _PLAIN_INTEGERS = range(-(1 << 63), 1 << 63)
 _PLAIN_ITEMS = 10_000
+_PLAIN_TYPES = frozenset({str, bool, type(None)})
 
 
 def encode(entries: dict[str, list[Any]]) -> bytes:
@@ -180,8 +182,10 @@ def is_entry(entry: object) -> bool:
     return len(entry) == 2 and (entry[0] == "v" or (entry[0] == "p" and isinstance(entry[1], str)))  # noqa: PLR2004
 
 
-def is_plain(value: object) -> bool:  # noqa: C901 - one branch for each kind of value
+def is_plain(value: object) -> bool:  # noqa: C901, PLR0911 - one branch for each kind
     """Say whether JSON gives `value` back equal, of the same type and of about its size."""
+    if type(value) in _PLAIN_TYPES or (type(value) is int and value in _PLAIN_INTEGERS):
+        return True
     items = 0
     waiting = [(value, 0)]
     while waiting:

@@ -141,10 +141,11 @@ def _is_of_this_world(mesh: DeviceMesh) -> bool:
 
 
 def _fields(payload: object, *names: str) -> list[Any]:
-    if not isinstance(payload, dict) or not all(name in payload for name in names):
+    try:
+        return [payload[name] for name in names]  # type: ignore[index]
+    except (KeyError, TypeError):
         msg = f"{payload!r} has not the fields {', '.join(names)}"
-        raise WireError(msg)
-    return [payload[name] for name in names]
+        raise WireError(msg) from None
 
 
 def _require_groups() -> None:

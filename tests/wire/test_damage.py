@@ -144,7 +144,7 @@ def test_one_bad_part_and_all_is_as_before(written):
         {
             "torch.grad_mode": ["v", False],
             "torch.autocast": ["v", "wrong"],
-            "contextvars": ["v", {"wire_subjects:V0": ["v", 1]}],
+            "contextvars": ["v", [{"wire_subjects:V0": 1}, {}]],
         }
     )
     before = state()

@@ -85,7 +85,9 @@ def test_pickle_bomb_in_place_of_a_state(written, mark, name):
 def test_pickle_bomb_in_a_context_variable(written, mark):
     """A pickle in place of the value of a ContextVar that is here is not unpickled."""
     check_refused(
-        written({"contextvars": ["v", {"wire_subjects:VARIABLE": pickled(Bomb(mark))}], **REST}),
+        written(
+            {"contextvars": ["v", [{}, {"wire_subjects:VARIABLE": pickled(Bomb(mark))[1]}]], **REST}
+        ),
         mark,
     )
 
@@ -113,12 +115,12 @@ def test_allocator_named_by_a_stranger(written, module, mark, name, address):
 
 def test_context_variable_of_an_unimported_module(written, module, mark):
     """The address of a ContextVar does not get its module imported."""
-    check_refused(written({"contextvars": ["v", {f"{module}:variable": ["v", 1]}], **REST}), mark)
+    check_refused(written({"contextvars": ["v", [{f"{module}:variable": 1}, {}]], **REST}), mark)
 
 
 def test_trusted_imports(written, module, mark):
     """From a sender who is trusted the same bytes do import the module, and set the variable."""
-    data = written({"contextvars": ["v", {f"{module}:variable": ["v", 1]}]})
+    data = written({"contextvars": ["v", [{f"{module}:variable": 1}, {}]]})
     loaded = Snapshot.loads(data, trusted=True, strict=True)
     assert (True, 1) == (mark.exists(), loaded.run(sys.modules[module].variable.get))
 
@@ -138,7 +140,7 @@ ADDRESSES += [
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_addresses_of_something_else(written, trusted, address):
     """An address where there is no ContextVar is skipped with a warning, or an error if strict."""
-    data = written({"contextvars": ["v", {address: ["v", 1]}], **REST})
+    data = written({"contextvars": ["v", [{address: 1}, {}]], **REST})
     with pytest.raises(WireError):
         Snapshot.loads(data, trusted=trusted, strict=True)
     with pytest.warns(CtxCarryWarning):
@@ -149,7 +151,7 @@ def test_a_module_that_cannot_be_imported(written, tmp_path, monkeypatch):
     """A trusted address whose module fails when imported costs that variable only."""
     (tmp_path / "wire_broken.py").write_text("raise RuntimeError('broken')")
     monkeypatch.syspath_prepend(tmp_path)
-    data = written({"contextvars": ["v", {"wire_broken:variable": ["v", 1]}], **REST})
+    data = written({"contextvars": ["v", [{"wire_broken:variable": 1}, {}]], **REST})
     with pytest.warns(CtxCarryWarning, match="wire_broken"):
         assert Snapshot.loads(data, trusted=True).run(torch.is_grad_enabled) is False
 
@@ -200,7 +202,6 @@ RIGHT = {
     "process_groups": ({},),
     "torchtitan.mesh": ({},),
     "triton.allocator": ("os:system",),
-    "contextvars": ({},),
 }
 STATES = ["torch.grad_mode", "torch.inference_mode", "torch.multithreading", "torch.autocast"]
 STATES += ["torch.default_device", "torch.device_mesh", "torch.process_group", "process_groups"]
@@ -252,8 +253,10 @@ def test_thread_local_fields(written, registry, value):
     "entry", ["vx", {"v": 1, "x": 2}, ["v"], ["v", 1, 2], ["x", 1], ["c"], None, []]
 )
 def test_wrong_entries_of_variables(written, entry):
-    """The entry of a ContextVar is a list of a kind and a value, and nothing that looks like it."""
-    data = written({"contextvars": ["v", {"wire_subjects:VARIABLE": entry}]})
-    with pytest.raises(WireError):
-        Snapshot.loads(data, strict=True)
+    """What is not two maps, or no pickle where one is said to be, is refused."""
+    for variables in (entry, [entry, entry], [{}, {"wire_subjects:VARIABLE": entry}]):
+        data = written({"contextvars": ["v", variables]})
+        for trusted in (False, True):
+            with pytest.raises(WireError):
+                Snapshot.loads(data, strict=True, trusted=trusted)
     assert "unset" == wire_subjects.VARIABLE.get()
