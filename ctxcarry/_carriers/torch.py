@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ctxcarry._carrier import MISSING, UNCHANGED, CarrierBase
+from ctxcarry._carriers._flag import FlagCarrier, SettableFlagCarrier
 from ctxcarry._wire import boolean
 from ctxcarry.errors import WireError
 
@@ -41,43 +42,17 @@ def unavailable() -> dict[str, str]:
     }
 
 
-class GradModeCarrier(CarrierBase):
+class GradModeCarrier(SettableFlagCarrier):
     """Whether autograd records, as set by ``torch.no_grad`` and its like."""
 
     name = "torch.grad_mode"
     default = True
 
     def __init__(self) -> None:
-        # C functions, called for every task: methods around them would double the cost.
-        self.capture = torch.is_grad_enabled
-        self.put = torch._C._set_grad_enabled
-
-    def apply(self, state: object) -> object:
-        """Set grad mode; `MISSING` means enabled."""
-        wanted = state is not False
-        if torch.is_grad_enabled() is wanted:
-            return UNCHANGED
-        torch._C._set_grad_enabled(wanted)
-        return not wanted
-
-    def undo(self, token: object) -> None:
-        """Set grad mode back."""
-        torch._C._set_grad_enabled(bool(token))
-
-    def dump(self, state: object) -> object:
-        """Return the bool."""
-        return state
-
-    def load(self, payload: object) -> object:
-        """Return the bool."""
-        return boolean(payload)
-
-    def describe(self, state: object) -> str:
-        """Say whether grad mode is enabled."""
-        return "disabled" if state is False else "enabled"
+        super().__init__(torch.is_grad_enabled, torch._C._set_grad_enabled)
 
 
-class InferenceModeCarrier(CarrierBase):
+class InferenceModeCarrier(FlagCarrier):
     """``torch.inference_mode``, with the dispatch keys that it changes."""
 
     name = "torch.inference_mode"
@@ -89,7 +64,7 @@ class InferenceModeCarrier(CarrierBase):
 
     def apply(self, state: object) -> object:
         """Enter inference mode, or leave it for `MISSING`."""
-        wanted = state is True
+        wanted = self.wanted(state)
         if torch.is_inference_mode_enabled() is wanted:
             return UNCHANGED
         guard: Any = torch._C._InferenceMode(wanted)
@@ -99,18 +74,6 @@ class InferenceModeCarrier(CarrierBase):
     def undo(self, token: Any) -> None:
         """Leave what `apply` entered."""
         token.__exit__(None, None, None)
-
-    def dump(self, state: object) -> object:
-        """Return the bool."""
-        return state
-
-    def load(self, payload: object) -> object:
-        """Return the bool."""
-        return boolean(payload)
-
-    def describe(self, state: object) -> str:
-        """Say whether inference mode is enabled."""
-        return "enabled" if state is True else "disabled"
 
 
 class _InferenceSwap:

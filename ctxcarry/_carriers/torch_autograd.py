@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ctxcarry._carrier import MISSING, UNCHANGED, CarrierBase, shorten
-from ctxcarry._wire import boolean
+from ctxcarry._carrier import MISSING, CarrierBase, shorten
+from ctxcarry._carriers._flag import SettableFlagCarrier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,40 +110,14 @@ class SavedTensorsHooksCarrier(CarrierBase):
         return shorten(hooks) if message is None else f"disabled: {message}"
 
 
-class MultithreadingCarrier(CarrierBase):
+class MultithreadingCarrier(SettableFlagCarrier):
     """``torch.autograd.set_multithreading_enabled``, which is thread-local."""
 
     name = "torch.multithreading"
     default = True
 
     def __init__(self) -> None:
-        self.capture = torch._C._is_multithreading_enabled
-        self.put = torch._C._set_multithreading_enabled
-
-    def apply(self, state: object) -> object:
-        """Set it; `MISSING` means enabled."""
-        wanted = state is not False
-        before: bool = torch._C._is_multithreading_enabled()
-        if before is wanted:
-            return UNCHANGED
-        torch._C._set_multithreading_enabled(wanted)
-        return before
-
-    def undo(self, token: object) -> None:
-        """Set it back."""
-        torch._C._set_multithreading_enabled(bool(token))
-
-    def dump(self, state: object) -> object:
-        """Return the bool."""
-        return state
-
-    def load(self, payload: object) -> object:
-        """Return the bool."""
-        return boolean(payload)
-
-    def describe(self, state: object) -> str:
-        """Say whether autograd may use its threads."""
-        return "disabled" if state is False else "enabled"
+        super().__init__(torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled)
 
 
 def _push(pairs: list[Any], message: str | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import inspect
 import sys
 import threading
@@ -33,15 +32,6 @@ for _name in (
 ):
     with suppress(ModuleNotFoundError):
         import_module(_name)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem):
-    """Call each test in a Context of its own, so that what it sets goes with it."""
-    names = pyfuncitem._fixtureinfo.argnames
-    arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    copy_context().run(pyfuncitem.obj, **arguments)
-    return True
 
 
 def _functions():
@@ -133,6 +123,18 @@ def seen(local):
 
 
 @pytest.fixture
+def results():
+    """Return the list to which work appends what it saw."""
+    return []
+
+
+@pytest.fixture
+def work(seen, results):
+    """Return work that notes what it sees."""
+    return lambda: results.append(seen())
+
+
+@pytest.fixture
 def ambient(local):
     """Return a context manager that sets both contexts, to what it is given."""
 
@@ -152,20 +154,6 @@ def ambient(local):
                 local.value = self.former
 
     return Ambient
-
-
-@pytest.fixture
-def is_collected():
-    """Return a function that says whether the object of a weak reference is gone."""
-
-    def check(reference):
-        for _ in range(3):
-            if reference() is None:
-                return True
-            gc.collect()
-        return reference() is None
-
-    return check
 
 
 class Counted:

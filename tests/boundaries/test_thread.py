@@ -84,18 +84,6 @@ OURS = {
 }
 
 
-@pytest.fixture
-def results():
-    """Return the list to which work appends what it saw."""
-    return []
-
-
-@pytest.fixture
-def work(seen, results):
-    """Return work that notes what it sees."""
-    return lambda: results.append(seen())
-
-
 @pytest.mark.parametrize("kind", PLAIN)
 def test_plain_thread_loses_the_context(kind, work, results, ambient):
     """Without ctxcarry a thread has neither ContextVars nor thread-locals of its starter."""

@@ -13,18 +13,6 @@ TIMEOUT = 30
 SET, UNSET = ("mine", "mine"), ("unset", "unset")
 
 
-@pytest.fixture
-def results():
-    """Return the list to which work appends what it saw."""
-    return []
-
-
-@pytest.fixture
-def work(seen, results):
-    """Return work that notes what it sees."""
-    return lambda: results.append(seen())
-
-
 def result_of(work, results):
     """Run `work` in a thread and return the one result that it left."""
     thread = threading.Thread(target=work)

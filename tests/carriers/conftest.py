@@ -102,15 +102,6 @@ def uncarried(pool, fn, *args):
     return ThreadPoolExecutor.submit(pool, fn, *args).result()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem):
-    """Call each test in a Context of its own, so that the allocators it sets go with it."""
-    names = pyfuncitem._fixtureinfo.argnames
-    arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    copy_context().run(pyfuncitem.obj, **arguments)
-    return True
-
-
 @pytest.fixture(autouse=True)
 def _clean_thread():
     """Check that a test leaves the main thread as it found it."""

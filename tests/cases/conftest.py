@@ -19,15 +19,6 @@ for _name in ("torch", "torch.distributed.device_mesh", "triton", "spmd_types"):
         import_module(_name)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem):
-    """Call each test in a Context of its own, so that what it sets goes with it."""
-    names = pyfuncitem._fixtureinfo.argnames
-    arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    copy_context().run(pyfuncitem.obj, **arguments)
-    return True
-
-
 def _state():
     found = {
         "variables": {var.name: id(value) for var, value in copy_context().items()},

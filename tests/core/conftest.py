@@ -1,7 +1,6 @@
 """Fixtures of the core tests: a clean slate around every test, and the usual carriers."""
 
 import contextvars
-import gc
 import inspect
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -128,20 +127,6 @@ def on_worker():
         return plainly_submit(pool, fn, *args).result(TIMEOUT)
 
     return run
-
-
-@pytest.fixture
-def is_collected():
-    """Return a function that says whether the object of a weak reference is gone."""
-
-    def check(reference):
-        for _ in range(3):
-            if reference() is None:
-                return True
-            gc.collect()
-        return reference() is None
-
-    return check
 
 
 @pytest.fixture

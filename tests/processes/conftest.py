@@ -4,7 +4,6 @@ import multiprocessing
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from contextvars import copy_context
 from importlib import import_module
 from pathlib import Path
 
@@ -27,15 +26,6 @@ for _name in ("torch.distributed.device_mesh", "triton", "spmd_types", "multipro
         import_module(_name)
 
 METHODS = ("fork", "spawn", "forkserver")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem):
-    """Call each test in a Context of its own, so that what it sets goes with it."""
-    names = pyfuncitem._fixtureinfo.argnames
-    arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    copy_context().run(pyfuncitem.obj, **arguments)
-    return True
 
 
 @pytest.fixture(autouse=True)

@@ -33,15 +33,6 @@ for _name in (
         import_module(_name)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem):
-    """Call each test in a Context of its own, so that what it sets goes with it."""
-    names = pyfuncitem._fixtureinfo.argnames
-    arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    copy_context().run(pyfuncitem.obj, **arguments)
-    return True
-
-
 def _state():
     nesting = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
