@@ -10,7 +10,7 @@ from ctxcarry._carrier import MISSING
 from ctxcarry._catalog import import_framework_of
 from ctxcarry._contexts import HERE
 from ctxcarry._plan import CONTEXTVARS, variables_of
-from ctxcarry._policy import CLEAR, PROPAGATE
+from ctxcarry._policy import CLEAR, PROPAGATE, ambient_policy
 from ctxcarry._snapshot import Snapshot
 from ctxcarry._states import is_set
 from ctxcarry._wire import (
@@ -142,6 +142,8 @@ def _dumped_variables(
     """
     plan = snapshot._plan
     own = {v for c in (*plan.absorbed, *(c for c, _ in plan.edits)) for v in variables_of(c)}
+    # Not by its address, which may be that of another module that holds it too.
+    own.add(ambient_policy)
     plain: dict[str, Any] = {}
     pickled: dict[str, str] = {}
     for variable, value in {**(snapshot._context or {}), **dict(snapshot._edits)}.items():

@@ -1,7 +1,11 @@
 """What is left out, what is cleared, and what happens to what cannot travel."""
 
+import os
 import pickle
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -87,6 +91,28 @@ def test_clear_of_an_allocator_travels():
         lambda: (allocation._allocator.get(), wire_subjects.VARIABLE.get())
     )
     assert (allocation._NULL_ALLOCATOR, "there") == seen
+
+
+def test_policy_in_force_does_not_travel():
+    """A module that was there before ctxcarry and holds its variable does not make it travel."""
+    code = (
+        "import sys, types\n"
+        "holder = sys.modules['holder'] = types.ModuleType('holder')\n"
+        "import ctxcarry\n"
+        "from ctxcarry._policy import ambient_policy\n"
+        "holder.variable = ambient_policy\n"
+        "from ctxcarry._wire import decode\n"
+        "with ctxcarry.suppress('triton.allocator'):\n"
+        "    print(decode(ctxcarry.capture().dumps(not_portable='raise')))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(Path(ctxcarry.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout.strip(), done.stderr) == ("{}", "")
 
 
 def test_suppressed_does_not_travel():
