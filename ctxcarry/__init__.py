@@ -94,7 +94,12 @@ _LAZY = {
 }
 
 
+_SUBMODULES = frozenset({"autograd", "process_groups"})
+
+
 def __getattr__(name: str) -> object:
+    if name in _SUBMODULES:
+        return _import_module(f"ctxcarry.{name}")
     if name in _LAZY:
         return getattr(_import_module(_LAZY[name]), name)
     msg = f"module 'ctxcarry' has no attribute {name!r}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 __all__ = ("MISSING", "UNCHANGED", "Carrier", "CarrierBase", "Marker", "shorten")
 
@@ -87,7 +87,7 @@ class CarrierBase:
 
     name: str = ""
     default: object = MISSING
-    process_wide: ClassVar[bool] = False
+    process_wide: bool = False
 
     def describe(self, state: object) -> str:
         """Return one short line about `state`."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from ctxcarry._imports import when_imported
-from ctxcarry.errors import CtxCarryError, CtxCarryWarning
+from ctxcarry._tell import tell
+from ctxcarry.errors import CtxCarryError
 
 if TYPE_CHECKING:
     from ctxcarry._registry import Registry
@@ -81,9 +80,4 @@ def _load(registry: Registry, file: str, names: tuple[str, ...]) -> None:
 
 
 def _tell(names: str, error: Exception) -> None:
-    message = f"{names} cannot be carried: {error!r}. `ctxcarry doctor` tells more"
-    try:
-        warnings.warn(message, CtxCarryWarning, stacklevel=2)
-    except CtxCarryWarning:
-        # Warnings are errors here, and this one would come out of an import statement.
-        logging.getLogger("ctxcarry").exception(message)
+    tell(f"{names} cannot be carried: {error!r}. `ctxcarry doctor` tells more")

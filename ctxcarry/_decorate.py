@@ -65,6 +65,13 @@ def _decorated(target: Any, policy: Policy | None) -> Any:
 
     registry.plan(policy)  # an unknown name is an error here, not at each hand-over
     if isinstance(target, type):
+        from ctxcarry._decorate_function import (  # noqa: PLC0415
+            carry_function,
+            is_autograd_function,
+        )
+
+        if is_autograd_function(target):
+            return carry_function(target, policy)
         from ctxcarry._decorate_class import carry_class  # noqa: PLC0415
 
         return carry_class(target, policy)

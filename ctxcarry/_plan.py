@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ctxcarry._carrier import MISSING, CarrierBase
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ("CONTEXTVARS", "Plan", "Step", "variables_of")
 
 CONTEXTVARS = "contextvars"
+_LEANS_KEPT = 64
 
 
 class Step(NamedTuple):
@@ -61,6 +63,7 @@ class Plan:
     """
 
     __slots__ = (
+        "_leans",
         "_swaps",
         "absorbed",
         "actions",
@@ -105,6 +108,7 @@ class Plan:
                 steps.append(_step(carrier, action))
         self.steps = tuple(steps)
         self._swaps: tuple[Swap, ...] | None = None
+        self._leans: dict[tuple[bool, ...], Plan] = {}
         self.edits = tuple(edits)
         self.absorbed = tuple(absorbed)
         self.process_wide = tuple(process_wide)
@@ -118,6 +122,20 @@ class Plan:
         if self._swaps is None:
             self._swaps = tuple(map(swap_for, self.steps))
         return self._swaps
+
+    def lean(self, wanted: tuple[bool, ...]) -> Plan:
+        """Return this plan with those of its steps only that `wanted` marks."""
+        lean = self._leans.get(wanted)
+        if lean is None:
+            lean = copy(self)
+            lean.steps = tuple(step for step, want in zip(self.steps, wanted) if want)
+            lean._swaps = None
+            lean.fused = fuse(lean.steps)
+            lean.read, lean.here, lean.enter, lean.leave, _ = lean.fused
+            if len(self._leans) >= _LEANS_KEPT:
+                self._leans.clear()
+            self._leans[wanted] = lean
+        return lean
 
 
 def _step(carrier: Carrier, action: str) -> Step:

@@ -43,7 +43,7 @@ class Registry:
         self._after: dict[str, tuple[str, ...]] = {}
         self._known = frozenset(known)
         self._unavailable: dict[str, str] = {}
-        self._plans: dict[tuple[Policy, bool], Plan] = {}
+        self._plans: dict[tuple[Policy | None, bool, bool], Plan] = {}
         self._far_plans: dict[tuple[frozenset[str], frozenset[str], bool], Plan] = {}
         self._default = self._of_threads = Plan((), _PROPAGATE_ALL)
 
@@ -129,13 +129,21 @@ class Registry:
             return capture_with(self.plan(Policy(propagate=only, unchanged=REMAINING)))
         return capture_with(self.plan(Policy(unchanged=exclude or ())))
 
-    def plan(self, policy: Policy | None = None, *, variables: bool = True) -> Plan:
+    def plan(
+        self,
+        policy: Policy | None = None,
+        *,
+        variables: bool = True,
+        everywhere: bool = False,
+    ) -> Plan:
         """
         Return the plan for `policy` within the policies entered here.
 
         Args:
             policy: What to propagate, clear or leave unchanged.
             variables: Whether ContextVars are dealt with. Not where asyncio does.
+            everywhere: Whether contexts that all threads share are dealt with. Not
+                where work goes to another thread, which sees them anyway.
 
         Raises:
             UnknownCarrierError: If the policy names a carrier that is unknown.
@@ -143,12 +151,12 @@ class Registry:
         """
         scope = ambient_policy.get()
         if scope is None:
-            if policy is None:
+            if policy is None and not everywhere:
                 return self._default if variables else self._of_threads
         else:
             policy = scope.policy if policy is None else policy.within(scope.policy)
-        plan = self._plans.get((policy, variables))
-        return plan if plan is not None else self._make_plan(policy, variables)
+        plan = self._plans.get((policy, variables, everywhere))
+        return plan if plan is not None else self._make_plan(policy, variables, everywhere)
 
     def get(self, name: str) -> Carrier | None:
         """Return the carrier called `name`, or None."""
@@ -180,7 +188,13 @@ class Registry:
         with self._lock:
             self._unavailable[name] = reason
 
-    def _make_plan(self, policy: Policy, variables: bool) -> Plan:  # noqa: FBT001
+    def _make_plan(
+        self,
+        given: Policy | None,
+        variables: bool,  # noqa: FBT001
+        everywhere: bool,  # noqa: FBT001
+    ) -> Plan:
+        policy = _PROPAGATE_ALL if given is None else given
         with self._lock:
             for name in sorted(policy.names):
                 if policy.action(name) == PROPAGATE and name in self._unavailable:
@@ -188,10 +202,10 @@ class Registry:
                 if name not in self._carriers and name not in self._known:
                     raise UnknownCarrierError.of(name, sorted({*self._carriers, *self._known}))
             carriers = self._carriers.values() if variables else self._without_variables()
-            plan = Plan(carriers, policy)
+            plan = Plan(carriers, policy, everywhere=everywhere)
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.clear()
-            self._plans[policy, variables] = plan
+            self._plans[given, variables, everywhere] = plan
         return plan
 
     def _replace(self, carriers: dict[str, Carrier], after: dict[str, tuple[str, ...]]) -> None:

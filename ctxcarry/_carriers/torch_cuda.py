@@ -74,13 +74,21 @@ class CudaDeviceCarrier(CarrierBase):
         if before != state:
             torch._C._cuda_setDevice(state)
             return before
+        self._bind(state)
+        return UNCHANGED
+
+    def bind_current(self) -> None:
+        """Bind the context of the current device to this thread, without changing the device."""
+        if self._initialized():
+            self._bind(torch._C._cuda_getDevice())
+
+    def _bind(self, device: int) -> None:
         bound: dict[Any, Any] = vars(self._bound)
-        if state not in bound:
+        if device not in bound:
             # Binds the device's context, which torch itself does only when a
             # thread calls something that needs one. It stays: it is no state.
-            torch._C._cuda_setDevice(state)
-            bound[state] = True
-        return UNCHANGED
+            torch._C._cuda_setDevice(device)
+            bound[device] = True
 
     def undo(self, token: Any) -> None:
         """Make the former device current."""

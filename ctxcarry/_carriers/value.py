@@ -17,15 +17,17 @@ class ValueCarrier(CarrierBase):
     """
     Carry a thread's value through a pair of functions.
 
-    For a setting of the whole process (attention backends, the default dtype),
-    which every thread sees anyway, this races between threads: carry such a
-    value into recompute only.
+    A setting of the whole process (attention backends, the default dtype) is seen
+    by every thread anyway, and setting it for one is a race with the others. With
+    ``process_wide=True`` threads leave it alone: it is carried into the recompute
+    of a checkpoint and to other processes only.
 
     Args:
         name: Name of the carrier.
         get: Called without arguments; returns the value, or `MISSING`.
         set: Called with a value, and with `default` to unset it.
         default: The value that means "not set".
+        process_wide: Whether all threads share the value.
     """
 
     pickles = True
@@ -36,6 +38,8 @@ class ValueCarrier(CarrierBase):
         get: Callable[[], Any],
         set: Callable[[Any], object],  # noqa: A002 - the field's word for it
         default: object = MISSING,
+        *,
+        process_wide: bool = False,
     ) -> None:
         for what, function in (("get", get), ("set", set)):
             if not callable(function):
@@ -44,6 +48,7 @@ class ValueCarrier(CarrierBase):
         self.name = name
         self.capture = get
         self.default = default
+        self.process_wide = process_wide
         self._set = set
 
     def apply(self, state: object) -> object:

@@ -11,6 +11,7 @@ from ctxcarry._capture import capture_with
 from ctxcarry._default import registry
 from ctxcarry._policy import policy_of
 from ctxcarry._proxy import CarriedFunction
+from ctxcarry._tell import tell
 from ctxcarry.boundaries._handed import is_handed
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Boundary:
         for_decorated: Whether callables are handed over here at all.
         patches: Called once, when the boundary is first used; returns the
             patches. Their replacements ask `snapshot_for` what to hand over.
+        lacking: Returns why the boundary cannot be patched here, or None.
 
     Attributes:
         decorated: Whether callables under `ctxcarry.carry_context` are carried.
@@ -37,9 +39,14 @@ class Boundary:
     """
 
     def __init__(
-        self, patches: Callable[[], tuple[Patch, ...]], *, for_decorated: bool = True
+        self,
+        patches: Callable[[], tuple[Patch, ...]],
+        *,
+        for_decorated: bool = True,
+        lacking: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._make = patches
+        self.lacking = lacking
         self._for_decorated = for_decorated
         self._patches: tuple[Patch, ...] | None = None
         self.decorated = False
@@ -50,7 +57,10 @@ class Boundary:
         self.decorated, self.everything = decorated and self._for_decorated, everything
         if self.decorated or everything:
             if self._patches is None:
-                self._patches = self._make()
+                reason = self.lacking()
+                if reason is not None:
+                    tell(f"a boundary cannot be installed: {reason}")
+                self._patches = self._make() if reason is None else ()
             for patch in self._patches:
                 patch.put_on()
         else:

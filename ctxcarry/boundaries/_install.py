@@ -43,6 +43,12 @@ _BOUNDARIES = {
     "joblib": (_Entry("joblib", "joblib"),),
     "dataloader": (_Entry("dataloader", "torch.utils.data"),),
     "torch.futures": (_Entry("torch_futures", "torch.futures"),),
+    "autograd": (
+        _Entry("autograd_engine", "torch.autograd"),
+        _Entry("autograd_function", "torch.autograd"),
+        _Entry("autograd_hooks", "torch.autograd.graph"),
+        _Entry("recompute", "torch.utils.checkpoint"),
+    ),
 }
 _lock = threading.RLock()
 _chosen: set[str] = set()
@@ -60,8 +66,9 @@ def install(*boundaries: str) -> None:
     Args:
         *boundaries: ``"executor"`` (every ``ThreadPoolExecutor``), ``"thread"``
             (every ``Thread`` and ``Timer``), ``"thread_pool"``, ``"asyncio"``,
-            ``"process"``, ``"joblib"``, ``"dataloader"``, ``"torch.futures"``;
-            all unless given.
+            ``"process"``, ``"joblib"``, ``"dataloader"``, ``"torch.futures"``,
+            ``"autograd"`` (backward passes, their hooks and recompute); all unless
+            given.
 
     Raises:
         ValueError: If a boundary is unknown.

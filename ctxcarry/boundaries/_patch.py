@@ -34,8 +34,8 @@ class Patch:
         self._owner = owner
         self._name = name
         self._make = make
-        self._original: Callable[..., Any] | None = None
-        self._replacement: Callable[..., Any] | None = None
+        self._original: Any = None
+        self._replacement: Any = None
         self._inherited = False
         self.active = False
 
@@ -44,10 +44,14 @@ class Patch:
         self.active = True
         if self._replacement is not None and self._is_reached():
             return
-        original = self._original = getattr(self._owner, self._name)
+        original = getattr(self._owner, self._name)
+        # As it is there: a static method would come back as a plain function.
+        self._original = vars(self._owner).get(self._name, original)
         self._inherited = self._name not in vars(self._owner)
-        replacement = self._make(original)
-        self._replacement = update_wrapper(replacement, original)
+        replacement: Any = update_wrapper(self._make(original), original)
+        if isinstance(self._original, staticmethod):
+            replacement = staticmethod(replacement)
+        self._replacement = replacement
         setattr(self._owner, self._name, replacement)
 
     def take_off(self) -> None:

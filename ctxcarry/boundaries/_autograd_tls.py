@@ -1,0 +1,96 @@
+"""
+What torch brings to its autograd threads by itself: objects stashed under a key.
+
+The only file that touches this part of torch (checked against 2.11 and 2.13). An
+object that is stashed on a thread when a backward pass starts there is found under
+its key by each node of that pass, on whichever thread the node runs.
+"""
+
+from __future__ import annotations
+
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ("KEY", "CopiedContext", "found", "is_stashed", "lacking", "let_context_be_shared")
+
+KEY: Final = "ctxcarry.backward"
+_TORCHS_OWN: Final = "context"
+_NEEDED = ("_stash_obj_in_tls", "_get_obj_in_tls", "_is_key_in_tls")
+
+
+def lacking() -> str | None:
+    """Return why nothing can be stashed with this torch, or None."""
+    missing = [name for name in _NEEDED if not hasattr(torch._C, name)]
+    if not missing:
+        return None
+    return f"torch {torch.__version__} has no torch._C.{', torch._C.'.join(missing)}"
+
+
+_stash: Callable[[str, object], None] = getattr(torch._C, _NEEDED[0], lambda *_: None)
+found: Callable[[str], Any] = getattr(torch._C, _NEEDED[1], lambda _: None)
+is_stashed: Callable[[str], bool] = getattr(torch._C, _NEEDED[2], lambda _: False)
+_remove: Callable[[str], None] | None = getattr(torch._C, "_remove_obj_from_tls", None)
+
+
+def swap(wanted: object) -> object:
+    """
+    Stash `wanted` under our key on this thread, or take away what is there if it is None.
+
+    Returns:
+        What was there, or None.
+    """
+    former = found(KEY) if is_stashed(KEY) else None
+    if wanted is None and _remove is not None:
+        # An object left behind deadlocks the thread at its end, when it needs the GIL.
+        if former is not None:
+            _remove(KEY)
+    elif wanted is not former:
+        _stash(KEY, wanted)
+    return former
+
+
+class CopiedContext:
+    """
+    A `contextvars.Context` of which each `run` enters a copy.
+
+    Torch stashes one Context for each backward pass, and compiled backwards enter
+    it. Two that are under way at once, on two threads or one within the other, fail
+    with "cannot enter context: already entered" (pytorch#185372).
+    """
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call `fn` in a copy of the Context."""
+        return self._context.copy().run(fn, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def __getitem__(self, variable: Any) -> Any:
+        return self._context[variable]
+
+    def __contains__(self, variable: object) -> bool:
+        return variable in self._context
+
+    def __len__(self) -> int:
+        return len(self._context)
+
+    def __iter__(self) -> Any:
+        return iter(self._context)
+
+
+def let_context_be_shared() -> None:
+    """Have the Context that torch stashed on this thread entered in copies."""
+    if is_stashed(_TORCHS_OWN):
+        context = found(_TORCHS_OWN)
+        if type(context) is Context:
+            _stash(_TORCHS_OWN, CopiedContext(context))

@@ -1,0 +1,109 @@
+"""
+The autograd engine: each backward pass takes along the context of whoever starts it.
+
+The engine that Python sees is replaced by one of a derived class. Everything goes
+through it: ``backward()``, ``grad()``, and code that asks the engine itself, as
+Megatron-LM and FSDP do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.autograd.variable import Variable
+
+from ctxcarry.boundaries import _autograd_tls as tls
+from ctxcarry.boundaries._backward import Backward, here
+from ctxcarry.boundaries._boundary import Boundary
+from ctxcarry.boundaries._under import under_backward
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ctxcarry.boundaries._patch import Patch
+
+__all__ = ("CarryingEngine", "boundary", "serve_hooks")
+
+# At 60 passes one within the other the engine goes on on another thread, even where
+# its threads are switched off; short of this many it does not.
+_SHALLOW: Final = 30
+
+_Engine: Any = type(Variable._execution_engine)
+_threads_are_on: Callable[[], bool] = getattr(torch._C, "_is_multithreading_enabled", lambda: True)
+
+
+class CarryingEngine(_Engine):  # type: ignore[misc]
+    """Torch's engine, with the context of each pass stashed where its nodes find it."""
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a backward pass whose nodes find the context of this thread."""
+        depth = here.depth
+        here.depth = depth + 1
+        try:
+            on = boundary.everything or boundary.decorated
+            if not on or (depth < _SHALLOW and not _threads_are_on()):
+                return super().run_backward(*args, **kwargs)
+            return self._run_carried(args, kwargs)
+        finally:
+            here.depth = depth
+
+    def _run_carried(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        backward, outer = Backward(), here.backward
+        tls.let_context_be_shared()
+        former = tls.swap(backward)
+        here.backward = backward
+        try:
+            return super().run_backward(*args, **kwargs)
+        finally:
+            here.backward = outer
+            tls.swap(former)
+            backward.end()
+
+    def queue_callback(self, callback: Callable[[], object]) -> None:
+        """Queue a callback for the end of this pass, to run in the context of the pass."""
+        super().queue_callback(under_backward(callback))
+
+
+class _EnginePatch:
+    """The engine of ``Variable``, replaced and put back like a function."""
+
+    def __init__(self) -> None:
+        self._engine: Any = None
+
+    def put_on(self) -> None:
+        """Replace the engine, once."""
+        engine = Variable._execution_engine
+        if type(engine) is _Engine:
+            self._engine = engine
+            Variable._execution_engine = CarryingEngine()
+
+    def take_off(self) -> None:
+        """Put the engine back, unless somebody has put another one there."""
+        if type(Variable._execution_engine) is CarryingEngine:
+            Variable._execution_engine = self._engine
+
+
+class _EngineBoundary(Boundary):
+    """The engine, which `ctxcarry.autograd.hook` needs even where nothing is installed."""
+
+    hooks = False
+
+    def use(self, *, decorated: bool, everything: bool) -> None:
+        """Put the engine on where it is installed or a hook needs it."""
+        super().use(decorated=decorated and self.hooks, everything=everything)
+
+
+def serve_hooks() -> None:
+    """Have backward passes take their context along for hooks that are carried one by one."""
+    from ctxcarry.boundaries._install import serve_decorated  # noqa: PLC0415
+
+    boundary.hooks = True
+    serve_decorated()
+
+
+def _patches() -> tuple[Patch, ...]:
+    return (_EnginePatch(),)  # type: ignore[return-value]
+
+
+boundary = _EngineBoundary(_patches, lacking=tls.lacking)
