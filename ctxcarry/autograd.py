@@ -13,9 +13,9 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ctxcarry.boundaries import _autograd_tls as tls
-from ctxcarry.boundaries._backward import capture_for_engine, here
+from ctxcarry.boundaries._backward import capture_for_engine
 from ctxcarry.boundaries._under import UnderBackward
-from ctxcarry.boundaries.autograd_engine import serve_hooks
+from ctxcarry.boundaries.autograd_engine import serve_hooks, under_way
 from ctxcarry.boundaries.recompute_context import carried_pair
 from ctxcarry.errors import CtxCarryError
 
@@ -110,7 +110,8 @@ class _Hook(UnderBackward):
 
     def __call__(self, *args: Any) -> Any:
         # A pass that was started on this very thread needs nothing.
-        if here.depth or tls.is_stashed(tls.KEY) or get_ident() == self._thread:
+        thread = get_ident()
+        if thread in under_way or tls.is_stashed(tls.KEY) or thread == self._thread:
             return super().__call__(*args)
         try:
             return self._snapshot.run(self.__wrapped__, *args)

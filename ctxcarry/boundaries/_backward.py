@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from ctxcarry._plan import Plan
     from ctxcarry._snapshot import Snapshot
 
-__all__ = ("ENGINES_OWN", "Backward", "capture_for_engine", "here")
+__all__ = ("ENGINES_OWN", "Backward", "capture_for_engine", "current", "put_current")
 
 ENGINES_OWN: Final = Policy(
     unchanged=(
@@ -42,21 +41,14 @@ def capture_for_engine(policy: Policy | None = None, *, everywhere: bool = False
     return capture_with(registry.plan(policy, everywhere=everywhere))
 
 
-class _Here(threading.local):
-    """
-    What this thread is in the middle of.
+current: Final[dict[int, Backward]] = {}
+"""
+By thread: the pass whose context the thread has now, as it was started there or one
+of its nodes runs there.
 
-    Attributes:
-        backward: The pass whose context is the thread's current one: the pass was
-            started here, or one of its nodes runs here.
-        depth: How many passes started here are under way, one within the other.
-    """
-
-    backward: Backward | None = None
-    depth = 0
-
-
-here = _Here()
+Not a ``threading.local``: some threads of the engine have a new Python state for
+each node, for which making one would cost more than all else that is done here.
+"""
 
 
 class _Lean(NamedTuple):
@@ -83,15 +75,16 @@ class Backward:
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Call ``fn(*args)`` on a thread of the engine, in the context of this pass."""
-        snapshot, outer = self._snapshot, here.backward
+        snapshot, thread = self._snapshot, get_ident()
         if snapshot is None:  # it failed on another thread, and is over
             return fn(*args)
-        here.backward = self
+        outer = current.get(thread)
+        current[thread] = self
         try:
             if outer is not None:
                 # In the midst of another pass: whatever that one has set is in the way.
                 return snapshot.run(fn, *args)
-            context, plan, states = self._leans.get(get_ident()) or self._lean_here(snapshot)
+            context, plan, states = self._leans.get(thread) or self._lean_here(snapshot)
             if plan is None:
                 return fn(*args) if context is None else context.run(fn, *args)
             if context is None:
@@ -102,7 +95,7 @@ class Backward:
             del snapshot, fn, args
             raise
         finally:
-            here.backward = outer
+            put_current(thread, outer)
 
     def end(self) -> None:
         """Let go of the context: what the engine still holds of the pass needs none."""
@@ -129,6 +122,14 @@ class Backward:
         lean = _Lean(context, full.lean(wanted) if states else None, states)
         self._leans[get_ident()] = lean
         return lean
+
+
+def put_current(thread: int, backward: Backward | None) -> None:
+    """Note the pass whose context `thread` has from now on."""
+    if backward is None:
+        current.pop(thread, None)
+    else:
+        current[thread] = backward
 
 
 def _bind_device() -> None:

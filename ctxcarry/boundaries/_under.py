@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from ctxcarry.boundaries._autograd_tls import KEY, found, is_stashed
-from ctxcarry.boundaries._backward import here
+from ctxcarry.boundaries._backward import current
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +25,7 @@ class UnderBackward:
     def __call__(self, *args: Any) -> Any:
         """Call it in the context of the pass whose node this thread runs."""
         backward = found(KEY) if is_stashed(KEY) else None
-        if backward is None or backward is here.backward:
+        if backward is None or backward is current.get(get_ident()):
             return self.__wrapped__(*args)
         return backward.call(self.__wrapped__, args)
 

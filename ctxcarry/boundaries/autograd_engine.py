@@ -8,13 +8,14 @@ Megatron-LM and FSDP do.
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.autograd.variable import Variable
 
 from ctxcarry.boundaries import _autograd_tls as tls
-from ctxcarry.boundaries._backward import Backward, here
+from ctxcarry.boundaries._backward import Backward, current, put_current
 from ctxcarry.boundaries._boundary import Boundary
 from ctxcarry.boundaries._under import under_backward
 
@@ -23,11 +24,14 @@ if TYPE_CHECKING:
 
     from ctxcarry.boundaries._patch import Patch
 
-__all__ = ("CarryingEngine", "boundary", "serve_hooks")
+__all__ = ("CarryingEngine", "boundary", "serve_hooks", "under_way")
 
 # At 60 passes one within the other the engine goes on on another thread, even where
 # its threads are switched off; short of this many it does not.
 _SHALLOW: Final = 30
+
+under_way: Final[dict[int, int]] = {}
+"""By thread: how many passes that were started there are under way, one within the other."""
 
 _Engine: Any = type(Variable._execution_engine)
 _threads_are_on: Callable[[], bool] = getattr(torch._C, "_is_multithreading_enabled", lambda: True)
@@ -38,25 +42,29 @@ class CarryingEngine(_Engine):  # type: ignore[misc]
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """Run a backward pass whose nodes find the context of this thread."""
-        depth = here.depth
-        here.depth = depth + 1
+        thread = get_ident()
+        depth = under_way.get(thread, 0)
+        under_way[thread] = depth + 1
         try:
             on = boundary.everything or boundary.decorated
             if not on or (depth < _SHALLOW and not _threads_are_on()):
                 return super().run_backward(*args, **kwargs)
-            return self._run_carried(args, kwargs)
+            return self._run_carried(thread, args, kwargs)
         finally:
-            here.depth = depth
+            if depth:
+                under_way[thread] = depth
+            else:
+                del under_way[thread]
 
-    def _run_carried(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        backward, outer = Backward(), here.backward
+    def _run_carried(self, thread: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        backward, outer = Backward(), current.get(thread)
         tls.let_context_be_shared()
         former = tls.swap(backward)
-        here.backward = backward
+        current[thread] = backward
         try:
             return super().run_backward(*args, **kwargs)
         finally:
-            here.backward = outer
+            put_current(thread, outer)
             tls.swap(former)
             backward.end()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from torch.autograd.function import BackwardCFunction
 
 from ctxcarry.boundaries._autograd_tls import KEY, found, is_stashed, lacking
-from ctxcarry.boundaries._backward import here
+from ctxcarry.boundaries._backward import current
 from ctxcarry.boundaries._boundary import Boundary
 from ctxcarry.boundaries._patch import Patch
 
@@ -22,7 +23,7 @@ def _applying(original: Callable[..., Any]) -> Callable[..., Any]:
         if not is_stashed(KEY):
             return original(self, *grads)
         backward = found(KEY)
-        if backward is None or backward is here.backward:
+        if backward is None or backward is current.get(get_ident()):
             return original(self, *grads)
         return backward.call(original, (self, *grads))
 
