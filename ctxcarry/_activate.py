@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ctxcarry._undo import failed, report, undo_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ctxcarry._plan import Plan
     from ctxcarry._undo import Undo
@@ -53,19 +53,21 @@ def call_under(
     except BaseException as cause:  # noqa: BLE001 - _give_up raises it
         del states, fn, args, kwargs
         _give_up(plan, applied, cause)
-    undone = [name for _, _, name in applied] if applied else ()
     try:
         result = fn(*args, **kwargs)
     except BaseException as error:
         # A traceback keeps this frame, and so its locals, for as long as the
         # exception lives: a future would pin the captured objects.
         del fn, args, kwargs
-        _set_back(plan, states, undone, applied, error)
+        _set_back(plan, states, applied, error)
         del plan, states
         raise
     del fn, args, kwargs
     try:
-        _set_back(plan, states, undone, applied, None)
+        if len(applied) == len(plan.steps):
+            undo_all(applied)  # which is all that _set_back would do
+        else:
+            _set_back(plan, states, applied, None)
     except BaseException:
         del plan, states, result
         raise
@@ -75,7 +77,6 @@ def call_under(
 def _set_back(
     plan: Plan,
     states: Sequence[object],
-    undone: Collection[str],
     applied: list[Undo],
     error: BaseException | None,
 ) -> None:
@@ -85,6 +86,7 @@ def _set_back(
     Raises:
         ExceptionGroup: As `undo_all`.
     """
+    undone = [name for _, _, name in applied] if applied else ()
     try:
         plan.leave(states, undone)
     except Exception as cause:  # noqa: BLE001 - reported

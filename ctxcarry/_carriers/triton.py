@@ -91,7 +91,7 @@ def _carrier(name: str, module: ModuleType, field: str) -> Carrier:
         allocator = get()
         return nothing if isinstance(allocator, module.NullAllocator) else allocator
 
-    return SharedAllocatorCarrier(name, current, put, default=nothing)
+    return SharedAllocatorCarrier(name, current, put, default=nothing, process_wide=True)
 
 
 class _ByImportPath:
@@ -131,5 +131,3 @@ class AllocatorCarrier(_ByImportPath, ContextVarCarrier):
 
 class SharedAllocatorCarrier(_ByImportPath, ValueCarrier):
     """An allocator that all threads share, so that only other processes need to be told of it."""
-
-    process_wide = True

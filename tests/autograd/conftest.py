@@ -6,6 +6,7 @@ import contextvars
 import sys
 import threading
 import types
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,15 @@ else:
             ctx.fn()
             return grad, None
 
+    if torch.cuda.is_available():
+        _put, _to_host = torch.Tensor.cuda, torch.Tensor.cpu
+    else:
+        # Now: the engine looks for devices once, when it first needs a thread.
+        sys.path.insert(0, str(Path(__file__).parent))
+        import python_device
+
+        _put, _to_host = python_device.DeviceTensor, attrgetter("data_on_host")
+
 
 variable = contextvars.ContextVar("tests.autograd", default="LOST")
 ambient = types.ModuleType("ambient_of_autograd_tests")
@@ -53,12 +63,7 @@ class Device:
 @pytest.fixture(scope="session")
 def device():
     """Return a CUDA device, or else one that is written in Python."""
-    if torch.cuda.is_available():
-        return Device(lambda t: t.cuda(), lambda t: t.cpu())
-    sys.path.insert(0, str(Path(__file__).parent))
-    import python_device
-
-    return Device(python_device.DeviceTensor, lambda t: t.data_on_host)
+    return Device(_put, _to_host)
 
 
 @pytest.fixture
@@ -84,7 +89,8 @@ class Ambient:
         ambient.local.value = value
 
     def unset(self):
-        """Unset the field; the variable goes with the Context of the test."""
+        """Unset both, as far as a variable with a default can be."""
+        variable.set("LOST")
         vars(ambient.local).pop("value", None)
 
     def seen(self):
@@ -99,7 +105,9 @@ def contexts():
     carrier = ctxcarry.ThreadLocalCarrier(f"{ambient.__name__}:local", fields=("value",))
     ctxcarry.register(carrier)
     contexts = Ambient()
-    contexts.set("SET")
+    token = variable.set("SET")
+    ambient.local.value = "SET"
     yield contexts
-    contexts.unset()
+    variable.reset(token)
+    vars(ambient.local).clear()
     ctxcarry.unregister(carrier.name)
