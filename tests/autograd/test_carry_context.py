@@ -130,13 +130,13 @@ def test_jvp(contexts):
 
     def jvp(ctx, tangent, *_):
         seen.append(contexts.seen()[:2])
-        return tangent + tangent
+        return tangent.view_as(tangent)
 
     same = function(contexts, seen, jvp=jvp)
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(torch.ones(2), torch.ones(2))
         tangent = torch.autograd.forward_ad.unpack_dual(same.apply(dual)).tangent
-    assert tangent.tolist() == [2, 2]
+    assert tangent.tolist() == [1, 1]
     assert seen == [("SET", "SET")]
 
 
