@@ -37,6 +37,8 @@ from ctxcarry.errors import (
 )
 
 if TYPE_CHECKING:
+    from ctxcarry import autograd as autograd
+    from ctxcarry import process_groups as process_groups
     from ctxcarry.boundaries.asyncio import run_in_executor, to_thread
     from ctxcarry.boundaries.dataloader import worker_init_fn
     from ctxcarry.boundaries.wrapped import wrap_executor

@@ -12,10 +12,12 @@ import threading
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import ctxcarry
 from ctxcarry.boundaries import _install
+from ctxcarry.boundaries._backward import ENGINES_OWN
+from ctxcarry.diagnose.autograd_crossings import autograd_installed, over_backward, over_recompute
 from ctxcarry.diagnose.crossings import (
     FAR,
     Cross,
@@ -53,6 +55,7 @@ class Boundary:
         needs: The package without which there is no such boundary.
         far: Whether the work moves to another process.
         opened: Entered around all crossings.
+        owned: Contexts that it leaves alone, since the engine behind it sets them itself.
     """
 
     name: str
@@ -63,6 +66,7 @@ class Boundary:
     needs: str | None = None
     far: bool = False
     opened: Callable[[], AbstractContextManager[object]] = nullcontext
+    owned: frozenset[str] = frozenset()
 
 
 def is_here(boundary: Boundary) -> bool:
@@ -89,6 +93,18 @@ def as_found() -> Iterator[None]:
             ctxcarry.uninstall()
         if installed:
             ctxcarry.install(*installed)
+
+
+# ``backward()`` itself takes function modes off, the default device among them.
+_IN_BACKWARD: Final = ENGINES_OWN.names | {"torch.function_modes", "torch.default_device"}
+
+
+def _as_hook(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return ctxcarry.autograd.hook(fn)  # which is imported only where torch is
+
+
+def _context_fn() -> Callable[[], Any]:
+    return ctxcarry.autograd.context_fn()
 
 
 BOUNDARIES: Final = (
@@ -186,5 +202,41 @@ BOUNDARIES: Final = (
         "Future.then(fn)",
         'ctxcarry.install("torch.futures")',
         needs="torch",
+    ),
+    Boundary(
+        "autograd",
+        over_backward(),
+        over_backward(autograd_installed),
+        "Function.backward",
+        'ctxcarry.install("autograd")',
+        needs="torch",
+        owned=_IN_BACKWARD,
+    ),
+    Boundary(
+        "hook",
+        over_backward(by_hook=True),
+        over_backward(prepare=_as_hook, by_hook=True),
+        "tensor.register_hook(fn)",
+        "ctxcarry.autograd.hook(fn)",
+        needs="torch",
+        owned=_IN_BACKWARD,
+    ),
+    Boundary(
+        "recompute",
+        over_recompute(),
+        over_recompute(autograd_installed),
+        "checkpoint(fn, ...)",
+        'ctxcarry.install("autograd")',
+        needs="torch",
+        owned=ENGINES_OWN.names,
+    ),
+    Boundary(
+        "context_fn",
+        over_recompute(),
+        over_recompute(context_fn=_context_fn),
+        "checkpoint(fn, ...)",
+        "checkpoint(..., context_fn=ctxcarry.autograd.context_fn())",
+        needs="torch",
+        owned=ENGINES_OWN.names,
     ),
 )

@@ -52,7 +52,9 @@ def _as_it_is(work: Read) -> Read:
     return work
 
 
-def _inside(handing: Handing, hand_over: Callable[[], object]) -> tuple[object, Exception | None]:
+def try_within(
+    handing: Handing, hand_over: Callable[[], object]
+) -> tuple[object, Exception | None]:
     """Return what the work read, or None and what was raised; the worker is still to be read."""
     try:
         with handing():
@@ -61,7 +63,8 @@ def _inside(handing: Handing, hand_over: Callable[[], object]) -> tuple[object, 
         return None, error
 
 
-def _plain_pool() -> ThreadPoolExecutor:
+def plain_pool() -> ThreadPoolExecutor:
+    """Return a pool of the standard library with one worker."""
     return ThreadPoolExecutor(max_workers=1)
 
 
@@ -83,7 +86,7 @@ def _bare(pool: ThreadPoolExecutor, read: Read) -> object:
 
 
 def over_pool(
-    pool_of: Callable[[], ThreadPoolExecutor] = _plain_pool,
+    pool_of: Callable[[], ThreadPoolExecutor] = plain_pool,
     submit: Callable[[ThreadPoolExecutor, Read], Future[object]] = _submit,
     prepare: Callable[[Read], Read] = _as_it_is,
 ) -> Cross:
@@ -93,7 +96,7 @@ def over_pool(
         work = prepare(read)
         with pool_of() as pool:
             before = _bare(pool, read)
-            inside, failure = _inside(handing, lambda: submit(pool, work).result())
+            inside, failure = try_within(handing, lambda: submit(pool, work).result())
             return Crossing(before, inside, _bare(pool, read), failure)
 
     return cross
@@ -156,7 +159,7 @@ def over_thread(thread_of: Callable[[Callable[[], None]], threading.Thread]) -> 
 
     def cross(read: Read, handing: Handing) -> Crossing:
         before = run_in(plain, read)
-        inside, failure = _inside(handing, lambda: run_in(thread_of, read))
+        inside, failure = try_within(handing, lambda: run_in(thread_of, read))
         return Crossing(before, inside, run_in(plain, read), failure)
 
     return cross
@@ -167,7 +170,7 @@ def over_thread_pool(read: Read, handing: Handing) -> Crossing:
     bare = inspect.unwrap(ThreadPool.apply_async)
     with ThreadPool(1) as pool:
         before = bare(pool, read).get()
-        inside, failure = _inside(handing, lambda: pool.apply(read))
+        inside, failure = try_within(handing, lambda: pool.apply(read))
         after = bare(pool, read).get()
         pool.close()
         pool.join()
@@ -191,7 +194,7 @@ def over_loop(hand_over: Callable[[Read], Any]) -> Cross:
         # Not asyncio.run, after which the thread has no loop at all.
         loop = asyncio.new_event_loop()
         try:
-            with _plain_pool() as pool:
+            with plain_pool() as pool:
                 loop.set_default_executor(pool)
                 return loop.run_until_complete(main(pool))
         finally:
@@ -203,7 +206,7 @@ def over_loop(hand_over: Callable[[Read], Any]) -> Cross:
 def over_torch_future(read: Read, handing: Handing) -> Crossing:
     """Cross to the thread that completes a ``torch.futures.Future``."""
     future = import_module("torch.futures").Future()
-    with _plain_pool() as pool:
+    with plain_pool() as pool:
         before = _bare(pool, read)
 
         def hand_over() -> object:
@@ -211,7 +214,7 @@ def over_torch_future(read: Read, handing: Handing) -> Crossing:
             _bare(pool, lambda: future.set_result(None))
             return seen.wait()
 
-        inside, failure = _inside(handing, hand_over)
+        inside, failure = try_within(handing, hand_over)
         return Crossing(before, inside, _bare(pool, read), failure)
 
 
@@ -231,7 +234,7 @@ def over_joblib(read: Read, handing: Handing) -> Crossing:
     bare = inspect.unwrap(joblib.Parallel.__call__)
     with joblib.Parallel(n_jobs=2, backend="threading", batch_size=1) as parallel:
         before = dict(bare(parallel, calls()))
-        inside, failure = _inside(handing, lambda: dict(parallel(calls())))
+        inside, failure = try_within(handing, lambda: dict(parallel(calls())))
         after = dict(bare(parallel, calls()))
     worker = next(iter(before))
     found = inside.get(worker) if isinstance(inside, dict) else None
@@ -260,7 +263,7 @@ def by_worker(hand_over: Callable[[Read], object]) -> Cross:
 
     def cross(read: Read, handing: Handing) -> Crossing:
         before = FAR.plain(read)
-        inside, failure = _inside(handing, lambda: hand_over(read))
+        inside, failure = try_within(handing, lambda: hand_over(read))
         return Crossing(before, inside, FAR.plain(read), failure)
 
     return cross

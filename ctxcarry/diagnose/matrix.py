@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 __all__ = (
     "NOT_PORTABLE",
     "NO_PROBE",
+    "OWNED",
     "PROBED",
     "PROCESS_WIDE",
+    "UNCROSSED",
     "Cell",
     "Matrix",
     "Row",
@@ -38,6 +40,8 @@ PROBED: Final = "probed"
 PROCESS_WIDE: Final = "process-wide"
 NO_PROBE: Final = "no probe"
 NOT_PORTABLE: Final = "not portable"
+OWNED: Final = "torch's own"
+UNCROSSED: Final = frozenset({NOT_PORTABLE, OWNED})
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,12 @@ class Cell:
 
     Attributes:
         plain: ``"lost"`` or ``"kept"``; None when it could not be found out.
-        carried: ``"ok"`` or ``"failed"``; `NOT_PORTABLE` where it stays in its process,
-            which is no failure.
+        carried: ``"ok"`` or ``"failed"``; `NOT_PORTABLE` where it stays in its process
+            and `OWNED` where torch sets it itself, which are no failures.
         after: ``"clean"`` when both threads were as before, ``"left"`` when not;
             None when it could not be found out.
         error: What went wrong, in words; None when nothing did.
-        reason: Why it is not portable.
+        reason: Why it is not portable, or not ours to carry.
     """
 
     plain: str | None
@@ -156,6 +160,9 @@ def _probed(
 
 
 def _cell(name: str, probe: Probe, boundary: Boundary, faults: dict[str, str]) -> Cell:
+    if name in boundary.owned:
+        why = "autograd or the checkpoint sets it there itself"
+        return Cell(None, OWNED, None, None, why)
     far_read = FarRead(name, fake_world()) if boundary.far else None
     if far_read is not None:
         if probe.stays is not None:

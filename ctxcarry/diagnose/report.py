@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ctxcarry.diagnose.listing import PRESENT
-from ctxcarry.diagnose.matrix import NO_PROBE, NOT_PORTABLE, PROBED, PROCESS_WIDE
+from ctxcarry.diagnose.matrix import NO_PROBE, PROBED, PROCESS_WIDE, UNCROSSED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -119,9 +119,7 @@ def _width(boundary: Boundary, rows: Iterable[Row]) -> int:
     widest = max(map(len, _header(boundary.name).split("\n")))
     for row in rows:
         cell = row.cells.get(boundary.name)
-        text = (
-            NO_PROBE if cell is None else NOT_PORTABLE if cell.carried == NOT_PORTABLE else "x > v"
-        )
+        text = NO_PROBE if cell is None else cell.carried if cell.carried in UNCROSSED else "x > v"
         widest = max(widest, len(text))
     return widest
 
@@ -147,8 +145,8 @@ def _header(name: str) -> str:
 
 
 def _mark(cell: Cell, marks: dict[str | None, str]) -> Text:
-    if cell.carried == NOT_PORTABLE:
-        return Text(NOT_PORTABLE, "dim")
+    if cell.carried in UNCROSSED:
+        return Text(cell.carried, "dim")
     carried = marks["ok"] if cell.ok else marks["failed"]
     return Text(f"{marks[cell.plain]} {marks['to']} {carried}", "green" if cell.ok else "bold red")
 
@@ -166,7 +164,7 @@ def _notes(report: Report) -> Iterator[Text]:
     for row in report.matrix.rows:
         if row.kind == PROCESS_WIDE:
             yield Text(f"{row.carrier}: process-wide: every thread sees it")
-    yield from _stays_here(report.matrix)
+    yield from _uncrossed(report.matrix)
     lacking = {row.carrier: row.reason for row in report.matrix.rows if row.reason}
     for reason, names in _by_reason(lacking).items():
         yield Text(f"{', '.join(names)}: {reason}", "dim")
@@ -180,14 +178,17 @@ def _notes(report: Report) -> Iterator[Text]:
         yield Text(text, "yellow")
 
 
-def _stays_here(matrix: Matrix) -> Iterator[Text]:
-    """Yield a line for each reason why contexts do not travel to another process."""
+def _uncrossed(matrix: Matrix) -> Iterator[Text]:
+    """Yield a line for each reason why contexts do not cross, with the boundaries it is about."""
+    told: dict[tuple[str, str], list[str]] = {}
     for boundary in matrix.boundaries:
         cells = {row.carrier: row.cells.get(boundary.name) for row in matrix.rows}
         reasons = {name: cell.reason for name, cell in cells.items() if cell and cell.reason}
         for reason, names in _by_reason(reasons).items():
-            text = f"{', '.join(names)} over {boundary.name}: {NOT_PORTABLE}: {reason}"
-            yield Text(text, "dim")
+            kind = next(c.carried for c in cells.values() if c and c.reason == reason)
+            told.setdefault((", ".join(names), f"{kind}: {reason}"), []).append(boundary.name)
+    for (names_, why), boundaries in told.items():
+        yield Text(f"{names_} over {', '.join(boundaries)}: {why}", "dim")
 
 
 def _by_reason(reasons: dict[str, str]) -> dict[str, list[str]]:
@@ -218,7 +219,7 @@ def _verdict(report: Report) -> Iterator[Text]:
     for error in faults.values():
         yield Text(error, "red")
     if report.ok:
-        crossed = sum(cell.carried != NOT_PORTABLE for _, _, cell in cells)
+        crossed = sum(cell.carried not in UNCROSSED for _, _, cell in cells)
         yield Text(f"{crossed} cells: every context arrives, and nothing stays behind", "green")
         return
     failed = sum(not cell.ok for _, _, cell in cells)
