@@ -12,7 +12,7 @@ from ctxcarry.errors import CtxCarryError
 if TYPE_CHECKING:
     from ctxcarry._registry import Registry
 
-__all__ = ("CATALOG", "KNOWN", "follow_imports", "import_framework_of")
+__all__ = ("CATALOG", "ENGINES_OWN", "KNOWN", "follow_imports", "import_framework_of")
 
 # The module whose import makes the contexts exist, the file of their carriers, their names.
 CATALOG: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
@@ -31,6 +31,20 @@ CATALOG: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("spmd_types", "spmd_types", ("spmd_types.state",)),
     ("torchtitan.distributed.spmd_types", "torchtitan", ("torchtitan.mesh",)),
 )
+
+ENGINES_OWN: Final = frozenset(
+    {
+        "torch.grad_mode",
+        "torch.inference_mode",
+        "torch.autocast",
+        "torch.dispatch_modes",
+        "torch.saved_tensors_hooks",
+        "torch.multithreading",
+        "torch.cuda_device",
+        "torch.cuda_stream",
+    }
+)
+"""What the autograd engine sets for each node itself, and a checkpoint for its recompute."""
 
 KNOWN: Final = frozenset(name for _, _, names in CATALOG for name in names)
 

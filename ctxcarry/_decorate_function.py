@@ -63,10 +63,17 @@ def _noting(method: Callable[..., Any], policy: Policy | None) -> Callable[..., 
 
 
 def _under_forward(method: Callable[..., Any]) -> Callable[..., Any]:
+    import torch  # noqa: PLC0415
+
+    from ctxcarry.boundaries._backward import bind_device  # noqa: PLC0415 - needs torch
+
+    is_compiling = torch.compiler.is_compiling
+
     def under_forward(ctx: Any, *grads: Any) -> Any:
-        snapshot = getattr(ctx, _SNAPSHOT, None)
+        snapshot = None if is_compiling() else getattr(ctx, _SNAPSHOT, None)
         if snapshot is None:  # compiled: its forward has noted none
             return method(ctx, *grads)
+        bind_device()
         try:
             return snapshot.run(method, ctx, *grads)
         except BaseException:

@@ -52,7 +52,7 @@ class Policy:
         ValueError: If two of the arguments name the same context.
     """
 
-    __slots__ = ("_actions", "_key")
+    __slots__ = ("_actions", "_hash", "_key")
 
     def __init__(
         self,
@@ -74,8 +74,13 @@ class Policy:
                         "name each context in one of propagate=, clear= and unchanged= only"
                     )
                     raise ValueError(msg)
+        self._set(actions)
+
+    def _set(self, actions: dict[str, str]) -> None:
         self._actions = actions
         self._key = tuple(sorted(actions.items()))
+        # Kept, since a plan is looked up by it for each hand-over.
+        self._hash = hash(self._key)
 
     @property
     def names(self) -> frozenset[str]:
@@ -92,17 +97,16 @@ class Policy:
             return self
         merged = Policy()
         if REMAINING in self._actions:  # says something about every name
-            merged._actions = dict(self._actions)
+            merged._set(dict(self._actions))
         else:
-            merged._actions = {**outer._actions, **self._actions}
-        merged._key = tuple(sorted(merged._actions.items()))
+            merged._set({**outer._actions, **self._actions})
         return merged
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Policy) and self._key == other._key
 
     def __hash__(self) -> int:
-        return hash(self._key)
+        return self._hash
 
     def __repr__(self) -> str:
         by_action: dict[str, list[str]] = {}

@@ -12,6 +12,8 @@ from __future__ import annotations
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
 from ctxcarry.boundaries import _autograd_tls as tls
 from ctxcarry.boundaries._backward import capture_for_engine
 from ctxcarry.boundaries._under import UnderBackward
@@ -109,6 +111,8 @@ class _Hook(UnderBackward):
         self._thread = get_ident()
 
     def __call__(self, *args: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.__wrapped__(*args)
         # A pass that was started on this very thread needs nothing.
         thread = get_ident()
         if thread in under_way or tls.is_stashed(tls.KEY) or thread == self._thread:

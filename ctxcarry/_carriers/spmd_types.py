@@ -68,7 +68,7 @@ class SpmdStateCarrier(CarrierBase):
             if mode is None:
                 return (tuple(stack), None, (), ()) if stack else MISSING
             strict, is_local, disabled = _flags(mode)
-            places = tuple(place for place, other in FunctionModes.here().types if other is mode)
+            places = _places(mode, FunctionModes.here().types)
             # A function may be exempt by name, which is found on the stack of calls.
             return tuple(stack or ()), mode, (strict, is_local, disabled or exempt()), places
 
@@ -85,14 +85,16 @@ class SpmdStateCarrier(CarrierBase):
                 return UNCHANGED
             types = None
         else:
+            modes = FunctionModes.here()
+            types = modes.types
             if (
                 mode is mode_before
                 and flags == _flags(mode)
+                # A backward pass takes the mode off the stack, and leaves it current.
+                and places == _places(mode, types)
                 and same_state(stack, tuple(stack_before or ()))
             ):
                 return UNCHANGED
-            modes = FunctionModes.here()
-            types = modes.types
             if mode is not None:
                 mode = _copy(mode, flags)
             modes._replace(types=tuple((place, mode) for place in places)).put()
@@ -185,6 +187,10 @@ class SpmdStateCarrier(CarrierBase):
             return f"no mesh, {checking}"
         names = sorted(stack[-1].all_names) or sorted(map(str, stack[-1].axes))
         return f"mesh {', '.join(names)}, depth {len(stack)}, {checking}"
+
+
+def _places(mode: Any, types: tuple[tuple[int, Any], ...]) -> tuple[int, ...]:
+    return tuple(place for place, other in types if other is mode)
 
 
 def _flags(mode: Any) -> tuple[Any, ...]:

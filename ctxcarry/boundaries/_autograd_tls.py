@@ -8,6 +8,8 @@ its key by each node of that pass, on whichever thread the node runs.
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ("KEY", "CopiedContext", "found", "is_stashed", "lacking", "let_context_be_shared")
 
-KEY: Final = "ctxcarry.backward"
+KEY: Final = "ctxcarry"  # short: torch makes a string of it each time
 _TORCHS_OWN: Final = "context"
 _NEEDED = ("_stash_obj_in_tls", "_get_obj_in_tls", "_is_key_in_tls")
 
@@ -31,10 +33,43 @@ def lacking() -> str | None:
     return f"torch {torch.__version__} has no torch._C.{', torch._C.'.join(missing)}"
 
 
-_stash: Callable[[str, object], None] = getattr(torch._C, _NEEDED[0], lambda *_: None)
+def _stash(key: str, value: object) -> None:
+    """Stash `value`, which the thread refers to from then on."""
+    if _takes_without_asking:
+        _keep(ctypes.py_object(value))
+    _raw_stash(key, value)
+
+
 found: Callable[[str], Any] = getattr(torch._C, _NEEDED[1], lambda _: None)
 is_stashed: Callable[[str], bool] = getattr(torch._C, _NEEDED[2], lambda _: False)
 _remove: Callable[[str], None] | None = getattr(torch._C, "_remove_obj_from_tls", None)
+_raw_stash: Callable[[str, object], None] = getattr(torch._C, _NEEDED[0], lambda *_: None)
+_keep = ctypes.pythonapi.Py_IncRef
+
+
+def _steals() -> bool:
+    """
+    Say whether this torch stashes an object without counting its own reference to it.
+
+    Torch 2.11 does, and drops the reference nevertheless when the object goes: one
+    that was made for the stash is freed while it is in use.
+    """
+    if lacking() is not None:
+        return False
+    key, value = f"{KEY}.trial", object()
+    before = sys.getrefcount(value)
+    _raw_stash(key, value)
+    steals = sys.getrefcount(value) == before
+    if steals:
+        _keep(ctypes.py_object(value))
+    if _remove is None:
+        _raw_stash(key, None)
+    else:
+        _remove(key)
+    return steals
+
+
+_takes_without_asking = _steals()
 
 
 def swap(wanted: object) -> object:

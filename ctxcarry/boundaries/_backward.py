@@ -2,46 +2,58 @@
 
 from __future__ import annotations
 
+from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from ctxcarry._activate import call_under
 from ctxcarry._capture import capture_with
+from ctxcarry._catalog import ENGINES_OWN
 from ctxcarry._default import registry
 from ctxcarry._policy import Policy
 from ctxcarry._states import is_set
+from ctxcarry.boundaries._autograd_tls import KEY, found
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextvars import Context
 
-    from ctxcarry._plan import Plan
     from ctxcarry._snapshot import Snapshot
 
-__all__ = ("ENGINES_OWN", "Backward", "capture_for_engine", "current", "put_current")
-
-ENGINES_OWN: Final = Policy(
-    unchanged=(
-        "torch.grad_mode",
-        "torch.inference_mode",
-        "torch.autocast",
-        "torch.dispatch_modes",
-        "torch.saved_tensors_hooks",
-        "torch.multithreading",
-        "torch.cuda_device",
-        "torch.cuda_stream",
-    )
+__all__ = (
+    "Backward",
+    "Pass",
+    "bind_device",
+    "call_in_pass",
+    "capture_for_engine",
+    "current",
+    "put_current",
 )
-"""What the autograd engine sets for each node itself, and a checkpoint for its recompute."""
+
+_POLICY: Final = Policy(unchanged=ENGINES_OWN)
 
 
 def capture_for_engine(policy: Policy | None = None, *, everywhere: bool = False) -> Snapshot:
     """Return a snapshot of this thread without what is the engine's own."""
-    policy = ENGINES_OWN if policy is None else ENGINES_OWN.within(policy)
+    policy = _POLICY if policy is None else _POLICY.within(policy)
     return capture_with(registry.plan(policy, everywhere=everywhere))
 
 
-current: Final[dict[int, Backward]] = {}
+class Pass:
+    """
+    One call of ``backward()`` or ``grad()``.
+
+    Attributes:
+        home: The thread that all nodes on it belong to this pass, or 0 if there may
+            be nodes of another one.
+    """
+
+    __slots__ = ("__weakref__", "home")
+
+    def __init__(self, home: int) -> None:
+        self.home = home
+
+
+current: Final[dict[int, Pass]] = {}
 """
 By thread: the pass whose context the thread has now, as it was started there or one
 of its nodes runs there.
@@ -51,48 +63,40 @@ each node, for which making one would cost more than all else that is done here.
 """
 
 
-class _Lean(NamedTuple):
-    """What a thread that has nothing of its own needs to run the nodes of a pass."""
-
-    context: Context | None
-    plan: Plan | None
-    states: tuple[object, ...]
-
-
-class Backward:
+class Backward(Pass):
     """
-    One call of ``backward()`` or ``grad()``.
+    A pass that takes the context of its start along.
 
-    Its nodes run on the thread that called it, which has its context, or on threads
+    Its nodes run on the thread that started it, which has its context, or on threads
     of the engine, where `call` activates it.
     """
 
-    __slots__ = ("__weakref__", "_leans", "_snapshot")
+    __slots__ = ("_snapshot", "entries")
 
-    def __init__(self) -> None:
+    def __init__(self, home: int) -> None:
+        self.home = home
         self._snapshot: Snapshot | None = capture_for_engine()
-        self._leans: dict[int, _Lean] = {}
+        # By thread: what calls a function in the context of the pass, on a thread that
+        # has nothing of its own.
+        self.entries: dict[int, Callable[..., Any]] = {}
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Call ``fn(*args)`` on a thread of the engine, in the context of this pass."""
-        snapshot, thread = self._snapshot, get_ident()
-        if snapshot is None:  # it failed on another thread, and is over
-            return fn(*args)
+        thread = get_ident()
         outer = current.get(thread)
+        enter: Any
+        if outer is None:
+            enter = self.entries.get(thread) or self.entry(thread)
+        elif self._snapshot is not None:
+            # In the midst of another pass: whatever that one has set is in the way.
+            enter = self._snapshot.run
+        else:
+            enter = _just_call
         current[thread] = self
         try:
-            if outer is not None:
-                # In the midst of another pass: whatever that one has set is in the way.
-                return snapshot.run(fn, *args)
-            context, plan, states = self._leans.get(thread) or self._lean_here(snapshot)
-            if plan is None:
-                return fn(*args) if context is None else context.run(fn, *args)
-            if context is None:
-                return call_under(plan, states, fn, args, {})
-            return context.run(call_under, plan, states, fn, args, {})
+            return enter(fn, *args)
         except BaseException:
-            context = plan = None  # the traceback keeps this frame
-            del snapshot, fn, args
+            del enter, fn, args  # the traceback keeps this frame
             raise
         finally:
             put_current(thread, outer)
@@ -100,39 +104,69 @@ class Backward:
     def end(self) -> None:
         """Let go of the context: what the engine still holds of the pass needs none."""
         self._snapshot = None
-        self._leans.clear()
+        self.entries.clear()
 
-    def _lean_here(self, snapshot: Snapshot) -> _Lean:
+    def entry(self, thread: int) -> Callable[..., Any]:
         """
-        Return what this thread needs, which is looked up once for the whole pass.
+        Return what enters the context on `thread`, this one, once for the whole pass.
 
         A carrier of something that is set neither there nor here is left out: a
         chain of small nodes would spend more on looking at it than on itself. One
         Context serves all nodes of the pass on this thread: as without us, one node
         finds what another has set in it.
         """
-        _bind_device()
+        bind_device()
+        snapshot = self._snapshot
+        if snapshot is None:  # it failed on another thread, and is over
+            return _just_call
         full = snapshot._plan
         wanted = tuple(
-            is_set(step.carrier, state) or is_set(step.carrier, found)
-            for step, state, found in zip(full.steps, snapshot._states, full.here())
+            is_set(step.carrier, state) or is_set(step.carrier, here)
+            for step, state, here in zip(full.steps, snapshot._states, full.here())
         )
-        states = tuple(state for state, want in zip(snapshot._states, wanted) if want)
-        context = snapshot._context_to_enter() if full.in_context else None
-        lean = _Lean(context, full.lean(wanted) if states else None, states)
-        self._leans[get_ident()] = lean
-        return lean
+        enter: Callable[..., Any] = _just_call
+        if any(wanted):
+            states = tuple(state for state, want in zip(snapshot._states, wanted) if want)
+            enter = partial(_call_under, full.lean(wanted), states)
+        if full.in_context:
+            run = snapshot._context_to_enter().run
+            enter = run if enter is _just_call else partial(run, enter)
+        self.entries[thread] = enter
+        return enter
 
 
-def put_current(thread: int, backward: Backward | None) -> None:
+def call_in_pass(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Call ``fn(*args)`` for a node, in the context of its pass."""
+    thread = get_ident()
+    running = current.get(thread)
+    if running is not None and running.home == thread:
+        return fn(*args)
+    try:
+        backward = found(KEY)
+    except RuntimeError:  # nothing is stashed: it is no pass of ours
+        backward = None
+    if backward is None or backward is running:
+        return fn(*args)
+    return backward.call(fn, args)
+
+
+def put_current(thread: int, running: Pass | None) -> None:
     """Note the pass whose context `thread` has from now on."""
-    if backward is None:
+    if running is None:
         current.pop(thread, None)
     else:
-        current[thread] = backward
+        current[thread] = running
 
 
-def _bind_device() -> None:
+def _just_call(fn: Callable[..., Any], /, *args: Any) -> Any:
+    return fn(*args)
+
+
+def _call_under(plan: Any, states: Any, fn: Callable[..., Any], /, *args: Any) -> Any:
+    return call_under(plan, states, fn, args, {})
+
+
+def bind_device() -> None:
     """Bind the CUDA context of the device that the engine chose, which Triton needs."""
     carrier: Any = registry.get("torch.cuda_device")
     bind = getattr(carrier, "bind_current", None)

@@ -47,6 +47,7 @@ _BOUNDARIES = {
         _Entry("autograd_engine", "torch.autograd"),
         _Entry("autograd_function", "torch.autograd"),
         _Entry("autograd_hooks", "torch.autograd.graph"),
+        _Entry("autograd_ddp", "torch.nn.parallel.distributed"),
         _Entry("recompute", "torch.utils.checkpoint"),
     ),
 }

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from ctxcarry.boundaries._autograd_tls import KEY, found, is_stashed
-from ctxcarry.boundaries._backward import current
+import torch
+
+from ctxcarry.boundaries._backward import call_in_pass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,17 +17,17 @@ __all__ = ("UnderBackward", "under_backward")
 class UnderBackward:
     """A callable that the engine may call on a thread of its own."""
 
-    __slots__ = ("__weakref__", "__wrapped__")
+    # A compiler guards on the dictionary of what it traces.
+    __slots__ = ("__dict__", "__weakref__", "__wrapped__")
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.__wrapped__ = fn
 
     def __call__(self, *args: Any) -> Any:
         """Call it in the context of the pass whose node this thread runs."""
-        backward = found(KEY) if is_stashed(KEY) else None
-        if backward is None or backward is current.get(get_ident()):
-            return self.__wrapped__(*args)
-        return backward.call(self.__wrapped__, args)
+        if torch.compiler.is_compiling():
+            return self.__wrapped__(*args)  # it is being made part of a graph
+        return call_in_pass(self.__wrapped__, args)
 
     def __getattr__(self, name: str) -> Any:
         if name == "__wrapped__":  # copying looks for attributes before __init__ has run

@@ -15,8 +15,9 @@ import torch
 from torch.autograd.variable import Variable
 
 from ctxcarry.boundaries import _autograd_tls as tls
-from ctxcarry.boundaries._backward import Backward, current, put_current
+from ctxcarry.boundaries._backward import Backward, Pass, current, put_current
 from ctxcarry.boundaries._boundary import Boundary
+from ctxcarry.boundaries._dynamo import leave_to_interpreter
 from ctxcarry.boundaries._under import under_backward
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from ctxcarry.boundaries._patch import Patch
 
-__all__ = ("CarryingEngine", "boundary", "serve_hooks", "under_way")
+__all__ = ("CarryingEngine", "boundary", "serve_hooks", "stop_serving_hooks", "under_way")
 
 # At 60 passes one within the other the engine goes on on another thread, even where
 # its threads are switched off; short of this many it does not.
@@ -43,34 +44,44 @@ class CarryingEngine(_Engine):  # type: ignore[misc]
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """Run a backward pass whose nodes find the context of this thread."""
         thread = get_ident()
-        depth = under_way.get(thread, 0)
+        outer, depth = current.get(thread), under_way.get(thread, 0)
+        inner = tls.is_stashed(tls.KEY)
+        home = 0 if depth or inner else thread
         under_way[thread] = depth + 1
         try:
-            on = boundary.everything or boundary.decorated
-            if not on or (depth < _SHALLOW and not _threads_are_on()):
+            if not (boundary.everything or boundary.decorated):
                 return super().run_backward(*args, **kwargs)
-            return self._run_carried(thread, args, kwargs)
+            if not inner and depth < _SHALLOW and not _threads_are_on():
+                # All its nodes run here.
+                current[thread] = Pass(home)
+                return super().run_backward(*args, **kwargs)
+            return self._run_carried(Backward(home), thread, args, kwargs)
         finally:
+            put_current(thread, outer)
             if depth:
                 under_way[thread] = depth
             else:
                 del under_way[thread]
 
-    def _run_carried(self, thread: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        backward, outer = Backward(), current.get(thread)
+    def _run_carried(
+        self, backward: Backward, thread: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         tls.let_context_be_shared()
         former = tls.swap(backward)
         current[thread] = backward
         try:
             return super().run_backward(*args, **kwargs)
         finally:
-            put_current(thread, outer)
             tls.swap(former)
             backward.end()
 
     def queue_callback(self, callback: Callable[[], object]) -> None:
         """Queue a callback for the end of this pass, to run in the context of the pass."""
         super().queue_callback(under_backward(callback))
+
+
+leave_to_interpreter(CarryingEngine.run_backward)
+leave_to_interpreter(CarryingEngine._run_carried)
 
 
 class _EnginePatch:
@@ -108,6 +119,13 @@ def serve_hooks() -> None:
 
     boundary.hooks = True
     serve_decorated()
+    boundary.use(decorated=True, everything=boundary.everything)
+
+
+def stop_serving_hooks() -> None:
+    """Take back what `serve_hooks` did."""
+    boundary.hooks = False
+    boundary.use(decorated=False, everything=boundary.everything)
 
 
 def _patches() -> tuple[Patch, ...]:

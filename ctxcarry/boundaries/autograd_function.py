@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.autograd.function import BackwardCFunction
 
-from ctxcarry.boundaries._autograd_tls import KEY, found, is_stashed, lacking
-from ctxcarry.boundaries._backward import current
+from ctxcarry.boundaries._autograd_tls import KEY, found, lacking
+from ctxcarry.boundaries._backward import call_in_pass, current
 from ctxcarry.boundaries._boundary import Boundary
 from ctxcarry.boundaries._patch import Patch
 
@@ -20,12 +20,28 @@ __all__ = ("boundary",)
 
 def _applying(original: Callable[..., Any]) -> Callable[..., Any]:
     def apply(self: Any, *grads: Any) -> Any:
-        if not is_stashed(KEY):
+        # What `call_in_pass` and `Backward.call` do, without their frames.
+        thread = get_ident()
+        running = current.get(thread)
+        if running is not None:
+            if running.home == thread:
+                return original(self, *grads)
+            return call_in_pass(original, (self, *grads))
+        try:
+            backward = found(KEY)
+        except RuntimeError:  # nothing is stashed: it is no pass of ours
+            backward = None
+        if backward is None:
             return original(self, *grads)
-        backward = found(KEY)
-        if backward is None or backward is current.get(get_ident()):
-            return original(self, *grads)
-        return backward.call(original, (self, *grads))
+        enter = backward.entries.get(thread) or backward.entry(thread)
+        current[thread] = backward
+        try:
+            return enter(original, self, *grads)
+        except BaseException:
+            del enter, grads  # the traceback keeps this frame
+            raise
+        finally:
+            del current[thread]
 
     return apply
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from ctxcarry.boundaries.recompute import capture_forward, is_traced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
     from types import TracebackType
 
@@ -25,7 +25,7 @@ def carried_pair(inner: Callable[[], Pair] | None) -> Pair:
     """Return the contexts for forward and recompute, from `inner` or with nothing of their own."""
     if is_traced():
         # Here both must be dispatch modes, and there is no recompute to carry into.
-        return (_pass(), _pass()) if inner is None else inner()
+        return recompute_all() if inner is None else inner()
     forward, recompute = (nullcontext(), nullcontext()) if inner is None else inner()
     return forward, RecomputeContext(capture_forward(), recompute)
 
@@ -69,17 +69,11 @@ class RecomputeContext:
         return suppressed
 
 
-class _PassThrough(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The dispatch mode that changes nothing."""
-
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        return func(*args, **(kwargs or {}))
+def recompute_all() -> Pair:
+    """Return what torch itself traces a checkpoint with that has no ``context_fn``."""
+    make: Callable[[Any], Pair] = create_selective_checkpoint_contexts
+    return make(_recompute)
 
 
-_pass: Callable[[], Any] = _PassThrough
+def _recompute(*_: Any, **__: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.PREFER_RECOMPUTE

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ctxcarry.diagnose.crossings import Cross, Handing
     from ctxcarry.diagnose.probes import Read
 
-__all__ = ("autograd_installed", "over_backward", "over_recompute")
+__all__ = ("autograd_installed", "over_backward", "over_recompute", "single_hooks")
 
 # Past this many passes one within the other the engine goes on on another thread.
 _HOP = 60
@@ -30,6 +30,18 @@ def autograd_installed() -> Iterator[None]:
         yield
     finally:
         ctxcarry.uninstall("autograd")
+
+
+@contextmanager
+def single_hooks() -> Iterator[None]:
+    """Have single hooks carried for a block."""
+    engine = import_module("ctxcarry.boundaries.autograd_engine")
+    before = engine.boundary.hooks
+    try:
+        yield
+    finally:
+        if not before:
+            engine.stop_serving_hooks()
 
 
 def over_backward(

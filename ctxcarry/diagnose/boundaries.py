@@ -15,9 +15,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 import ctxcarry
+from ctxcarry._catalog import ENGINES_OWN
 from ctxcarry.boundaries import _install
-from ctxcarry.boundaries._backward import ENGINES_OWN
-from ctxcarry.diagnose.autograd_crossings import autograd_installed, over_backward, over_recompute
+from ctxcarry.diagnose.autograd_crossings import (
+    autograd_installed,
+    over_backward,
+    over_recompute,
+    single_hooks,
+)
 from ctxcarry.diagnose.crossings import (
     FAR,
     Cross,
@@ -96,11 +101,11 @@ def as_found() -> Iterator[None]:
 
 
 # ``backward()`` itself takes function modes off, the default device among them.
-_IN_BACKWARD: Final = ENGINES_OWN.names | {"torch.function_modes", "torch.default_device"}
+_IN_BACKWARD: Final = ENGINES_OWN | {"torch.function_modes", "torch.default_device"}
 
 
 def _as_hook(fn: Callable[..., Any]) -> Callable[..., Any]:
-    return ctxcarry.autograd.hook(fn)  # which is imported only where torch is
+    return ctxcarry.autograd.hook(fn)  # which needs torch
 
 
 def _context_fn() -> Callable[[], Any]:
@@ -215,7 +220,7 @@ BOUNDARIES: Final = (
     Boundary(
         "hook",
         over_backward(by_hook=True),
-        over_backward(prepare=_as_hook, by_hook=True),
+        over_backward(single_hooks, prepare=_as_hook, by_hook=True),
         "tensor.register_hook(fn)",
         "ctxcarry.autograd.hook(fn)",
         needs="torch",
@@ -228,15 +233,15 @@ BOUNDARIES: Final = (
         "checkpoint(fn, ...)",
         'ctxcarry.install("autograd")',
         needs="torch",
-        owned=ENGINES_OWN.names,
+        owned=ENGINES_OWN,
     ),
     Boundary(
         "context_fn",
         over_recompute(),
         over_recompute(context_fn=_context_fn),
         "checkpoint(fn, ...)",
-        "checkpoint(..., context_fn=ctxcarry.autograd.context_fn())",
+        "ctxcarry.autograd.context_fn()",
         needs="torch",
-        owned=ENGINES_OWN.names,
+        owned=ENGINES_OWN,
     ),
 )

@@ -102,7 +102,7 @@ def test_a_node_of_another_pass_within_a_pass(contexts):
 
     def started_on_another_thread(set_up):
         made = []
-        thread = threading.Thread(target=lambda: (set_up(), made.append(_backward.Backward())))
+        thread = threading.Thread(target=lambda: (set_up(), made.append(_backward.Backward(0))))
         thread.start()
         thread.join()
         return made[0]

@@ -38,7 +38,25 @@ ALL_BOUNDARIES = {
     "to_thread",
     "process",
     "torch.futures",
+    "autograd",
+    "hook",
+    "recompute",
+    "context_fn",
 }
+# Torch sets in a backward pass itself what is its own there.
+TORCHS_OWN = {
+    "torch.grad_mode",
+    "torch.inference_mode",
+    "torch.autocast",
+    "torch.dispatch_modes",
+    "torch.saved_tensors_hooks",
+    "torch.multithreading",
+    "torch.cuda_device",
+    "torch.cuda_stream",
+}
+# A checkpoint brings the default device of its forward back itself.
+KEPT_BY_CHECKPOINT = {("torch.default_device", "recompute"), ("torch.default_device", "context_fn")}
+OFF_IN_BACKWARD = {"torch.function_modes", "torch.default_device"}
 # Starting another process takes longer than all the rest.
 NEAR = tuple(b for b in BOUNDARIES if not b.far)
 # What asyncio.to_thread takes along by itself.
@@ -222,9 +240,35 @@ def test_every_boundary_loses_and_carries_every_context_of_a_thread(matrix):
     for each in rows.values():
         assert set(each.cells) >= ALL_BOUNDARIES
         within = {b: c for b, c in each.cells.items() if b not in {"process", "to_thread"}}
-        assert {(c.plain, c.carried, c.after, c.error) for c in within.values()} == {
-            ("lost", "ok", "clean", None)
-        }
+        for boundary, cell in within.items():
+            if cell.carried == "torch's own":
+                continue
+            plain = "kept" if (each.carrier, boundary) in KEPT_BY_CHECKPOINT else "lost"
+            assert (cell.plain, cell.carried, cell.after, cell.error) == (
+                plain,
+                "ok",
+                "clean",
+                None,
+            )
+
+
+def test_what_torch_sets_itself_is_left_to_it(matrix):
+    """Neither a backward pass nor a recompute is given what torch brings there itself."""
+    owned = {
+        boundary: {r.carrier for r in matrix.rows if is_owned(r, boundary)}
+        for boundary in ALL_BOUNDARIES
+    }
+    present = {r.carrier for r in matrix.rows if r.kind == "probed"}
+    assert owned["recompute"] == owned["context_fn"] == TORCHS_OWN & present
+    assert owned["autograd"] == owned["hook"] == (TORCHS_OWN | OFF_IN_BACKWARD) & present
+    others = ALL_BOUNDARIES - {"autograd", "hook", "recompute", "context_fn"}
+    assert all(owned[boundary] == set() for boundary in others)
+
+
+def is_owned(row, boundary):
+    """Say whether the cell tells that the context is torch's own there, and why."""
+    cell = row.cells.get(boundary)
+    return cell is not None and cell.carried == "torch's own" and bool(cell.reason)
 
 
 def test_to_thread_keeps_context_variables_only(matrix):
@@ -290,7 +334,7 @@ def test_instrumentation_is_put_back():
     """With instrumentation in force the plain way is still plain, and stays instrumented."""
     ctxcarry.install("executor")
     try:
-        cells = row(run_matrix(NEAR), "torch.grad_mode").cells
+        cells = row(run_matrix(NEAR), "torch.device_mesh").cells
         assert ctxcarry.installed() == ("executor",)
         with ThreadPoolExecutor(1) as pool, torch.no_grad():
             assert pool.submit(torch.is_grad_enabled).result() is False
@@ -410,7 +454,12 @@ def test_probe_that_fails_is_told(register, monkeypatch, part):
 def test_boundary_that_does_not_carry_fails_every_cell():
     """The matrix would notice a boundary that carries nothing."""
     idle = [replace(b, carried=b.plain) for b in NEAR if b.name != "to_thread"]
-    cells = [c for r in run_matrix(idle).rows for c in r.cells.values()]
+    cells = [
+        cell
+        for r in run_matrix(idle).rows
+        for boundary, cell in r.cells.items()
+        if not is_owned(r, boundary) and (r.carrier, boundary) not in KEPT_BY_CHECKPOINT
+    ]
     assert cells
     assert {("lost", "failed", "clean")} == {(c.plain, c.carried, c.after) for c in cells}
 

@@ -42,7 +42,7 @@ def with_cell(report, cell):
 
 def test_lost_and_carried_are_marked(report):
     """A context that is lost plainly and arrives carried shows as such."""
-    lines = [line for line in printed(report).splitlines() if line.startswith("torch.grad_mode")]
+    lines = [line for line in printed(report).splitlines() if line.startswith("torch.device_mesh")]
     assert sum(line.count("✗ → ✓") for line in lines) == len(report.matrix.boundaries)
 
 
