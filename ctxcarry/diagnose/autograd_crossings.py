@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import Context
 from importlib import import_module
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import ctxcarry
+from ctxcarry._policy import ambient_policy
 from ctxcarry.diagnose.crossings import Crossing, plain_pool, try_within
 
 if TYPE_CHECKING:
@@ -98,13 +100,19 @@ def over_recompute(
 
                 with scope():
                     loss = checkpoint(block, _leaf(), use_reentrant=False, **made)
-                    pool.submit(loss.backward).result()
+                    pool.submit(Context().run, _start, loss, ambient_policy.get()).result()
                 return seen[1]
 
             inside, failure = try_within(handing, hand_over)
             return Crossing(before, inside, pool.submit(read).result(), failure)
 
     return cross
+
+
+def _start(loss: Any, policy: Any) -> None:
+    """Start the pass, carrying no more than the thread that asks for it does."""
+    ambient_policy.set(policy)
+    loss.backward()
 
 
 def _leaf() -> Any:

@@ -105,6 +105,8 @@ class Launch(torch.autograd.Function):
             launch()
         return grad
 
+if how == "carry_context":
+    ctxcarry.carry_context(Launch)
 a = torch.ones(2, device="cuda", requires_grad=True)
 y = Launch.apply(a)
 if place == "hook":
@@ -130,7 +132,13 @@ def test_plain_host_side_descriptors(place):
 
 
 @pytest.mark.parametrize(
-    ("how", "place"), [("install", "function"), ("install", "hook"), ("hook", "hook")]
+    ("how", "place"),
+    [
+        ("install", "function"),
+        ("install", "hook"),
+        ("hook", "hook"),
+        ("carry_context", "function"),
+    ],
 )
 def test_host_side_descriptors(how, place):
     """The context is bound there, the device is not changed, and the process ends."""
