@@ -8,6 +8,8 @@ Megatron-LM and FSDP do.
 
 from __future__ import annotations
 
+import atexit
+import time
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +32,7 @@ __all__ = ("CarryingEngine", "boundary", "serve_hooks", "stop_serving_hooks", "u
 # At 60 passes one within the other the engine goes on on another thread, even where
 # its threads are switched off; short of this many it does not.
 _SHALLOW: Final = 30
+_A_MOMENT: Final = 0.05  # seconds
 
 under_way: Final[dict[int, int]] = {}
 """By thread: how many passes that were started there are under way, one within the other."""
@@ -66,6 +69,7 @@ class CarryingEngine(_Engine):  # type: ignore[misc]
     def _run_carried(
         self, backward: Backward, thread: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        boundary.carried = True
         tls.let_context_be_shared()
         former = tls.swap(backward)
         current[thread] = backward
@@ -104,9 +108,16 @@ class _EnginePatch:
 
 
 class _EngineBoundary(Boundary):
-    """The engine, which `ctxcarry.autograd.hook` needs even where nothing is installed."""
+    """
+    The engine, which `ctxcarry.autograd.hook` needs even where nothing is installed.
+
+    Attributes:
+        hooks: Whether there are hooks that are carried one by one.
+        carried: Whether there has been a pass with a context.
+    """
 
     hooks = False
+    carried = False
 
     def use(self, *, decorated: bool, everything: bool) -> None:
         """Put the engine on where it is installed or a hook needs it."""
@@ -126,6 +137,20 @@ def stop_serving_hooks() -> None:
     """Take back what `serve_hooks` did."""
     boundary.hooks = False
     boundary.use(decorated=False, everything=boundary.everything)
+
+
+def _wait_for_engine() -> None:
+    """
+    Let the engine's threads let go of the last pass before the interpreter ends.
+
+    They do so just after ``backward()`` has returned, and need the GIL for it. One
+    that asks for the GIL once the interpreter has begun to end aborts the process.
+    """
+    if boundary.carried:
+        time.sleep(_A_MOMENT)
+
+
+atexit.register(_wait_for_engine)
 
 
 def _patches() -> tuple[Patch, ...]:

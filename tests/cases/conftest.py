@@ -61,7 +61,13 @@ def _executor():
 
 def _carry_context():
     with ThreadPoolExecutor(1) as pool:
-        yield lambda fn, *args: pool.submit(ctxcarry.carry_context(fn), *args).result()
+
+        def run(fn, *args):
+            # First, as a decorator does: it is what has `pool.submit` carry.
+            decorated = ctxcarry.carry_context(fn)
+            return pool.submit(decorated, *args).result()
+
+        yield run
 
 
 def _bind():
