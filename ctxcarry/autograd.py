@@ -115,7 +115,7 @@ class _Hook(UnderBackward):
             return self.__wrapped__(*args)
         # A pass that was started on this very thread needs nothing.
         thread = get_ident()
-        if thread in under_way or tls.is_stashed(tls.KEY) or thread == self._thread:
+        if thread in under_way or thread == self._thread or tls.stashed() is not None:
             return super().__call__(*args)
         try:
             return self._snapshot.run(self.__wrapped__, *args)

@@ -18,7 +18,16 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("KEY", "CopiedContext", "found", "is_stashed", "lacking", "let_context_be_shared")
+__all__ = (
+    "KEY",
+    "CopiedContext",
+    "found",
+    "is_stashed",
+    "lacking",
+    "let_context_be_shared",
+    "stashed",
+    "swap",
+)
 
 KEY: Final = "ctxcarry"  # short: torch makes a string of it each time
 _TORCHS_OWN: Final = "context"
@@ -72,6 +81,11 @@ def _steals() -> bool:
 _takes_without_asking = _steals()
 
 
+def stashed() -> Any:
+    """Return what is stashed under our key for this thread, or None."""
+    return found(KEY) if is_stashed(KEY) else None
+
+
 def swap(wanted: object) -> object:
     """
     Stash `wanted` under our key on this thread, or take away what is there if it is None.
@@ -79,7 +93,7 @@ def swap(wanted: object) -> object:
     Returns:
         What was there, or None.
     """
-    former = found(KEY) if is_stashed(KEY) else None
+    former = stashed()
     if wanted is None and _remove is not None:
         # An object left behind deadlocks the thread at its end, when it needs the GIL.
         if former is not None:

@@ -48,7 +48,7 @@ class CarryingEngine(_Engine):  # type: ignore[misc]
         """Run a backward pass whose nodes find the context of this thread."""
         thread = get_ident()
         outer, depth = current.get(thread), under_way.get(thread, 0)
-        inner = tls.is_stashed(tls.KEY)
+        inner = tls.stashed() is not None
         home = 0 if depth or inner else thread
         under_way[thread] = depth + 1
         try:

@@ -155,6 +155,8 @@ PLACES = {
 
 def run(block, device, mesh, place, how, *, checking=False):
     """Run the block in a checkpoint, and its backward pass; return the gradient of the weight."""
+    if checking and hasattr(torch.utils.checkpoint, "_NoopSaveInputs"):
+        pytest.skip("needs torch 2.13: typecheck() refuses the checkpoint of earlier ones")
     put, back = (device.put, device.to_host) if place.on_device else (torch.clone, torch.clone)
     x, weight = (put(torch.full((3, 3), 0.1)).requires_grad_() for _ in range(2))
     with spmd.set_current_mesh(mesh), typecheck() if checking else nullcontext():
