@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ctxcarry._undo import Undo
     from ctxcarry.errors import CarrierError
 
-__all__ = ("apply_all", "call_under", "capture_error")
+__all__ = ("apply_all", "call_under", "capture_error", "set_back")
 
 
 def apply_all(plan: Plan, states: Sequence[object]) -> list[Undo]:
@@ -59,22 +59,22 @@ def call_under(
         # A traceback keeps this frame, and so its locals, for as long as the
         # exception lives: a future would pin the captured objects.
         del fn, args, kwargs
-        _set_back(plan, states, applied, error)
+        set_back(plan, states, applied, error)
         del plan, states
         raise
     del fn, args, kwargs
     try:
         if len(applied) == len(plan.steps):
-            undo_all(applied)  # which is all that _set_back would do
+            undo_all(applied)  # which is all that set_back would do
         else:
-            _set_back(plan, states, applied, None)
+            set_back(plan, states, applied, None)
     except BaseException:
         del plan, states, result
         raise
     return result
 
 
-def _set_back(
+def set_back(
     plan: Plan,
     states: Sequence[object],
     applied: list[Undo],

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from ctxcarry._plan import Step
     from ctxcarry._undo import Undo
 
-__all__ = ("Fused", "fuse")
+__all__ = ("Fused", "fuse", "told")
 
 _PUT = (
     "now = capture{i}()",
@@ -111,6 +111,9 @@ class Fused(NamedTuple):
         return "?", "capture"
 
 
+told: list[Callable[[Callable[..., Any]], None]] = []
+"""Called with each function that is made from here on."""
+
 _FILE = "<the carriers of a plan, unrolled by ctxcarry>"
 
 
@@ -159,7 +162,15 @@ def fuse(steps: Sequence[Step]) -> Fused:
         }
     code = compile("\n".join(source), _FILE, "exec")
     exec(code, names)  # noqa: S102 - made of nothing but the templates above
-    return Fused(names["read"], names["here"], names["enter"], names["leave"], at_line)
+    fused = Fused(names["read"], names["here"], names["enter"], names["leave"], at_line)
+    _tell(fused[:4])
+    return fused
+
+
+def _tell(functions: Sequence[Callable[..., Any]]) -> None:
+    for tell in told:
+        for function in functions:
+            tell(function)
 
 
 def _nothing(token: object) -> None:

@@ -18,16 +18,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = (
-    "KEY",
-    "CopiedContext",
-    "found",
-    "is_stashed",
-    "lacking",
-    "let_context_be_shared",
-    "stashed",
-    "swap",
-)
+__all__ = ("KEY", "CopiedContext", "copy_torchs_context", "found", "lacking", "stashed", "swap")
 
 KEY: Final = "ctxcarry"  # short: torch makes a string of it each time
 _TORCHS_OWN: Final = "context"
@@ -117,6 +108,10 @@ class CopiedContext:
     def __init__(self, context: Context) -> None:
         self._context = context
 
+    def end(self) -> None:
+        """Let go of the Context: a thread of the engine may hold this a little longer."""
+        self._context = Context()
+
     def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `fn` in a copy of the Context."""
         return self._context.copy().run(fn, *args, **kwargs)
@@ -137,9 +132,11 @@ class CopiedContext:
         return iter(self._context)
 
 
-def let_context_be_shared() -> None:
-    """Have the Context that torch stashed on this thread entered in copies."""
-    if is_stashed(_TORCHS_OWN):
-        context = found(_TORCHS_OWN)
-        if type(context) is Context:
-            _stash(_TORCHS_OWN, CopiedContext(context))
+def copy_torchs_context() -> CopiedContext | None:
+    """Have the Context that torch stashed on this thread, if it did, entered in copies."""
+    context = found(_TORCHS_OWN) if is_stashed(_TORCHS_OWN) else None
+    if type(context) is not Context:
+        return None
+    copied = CopiedContext(context)
+    _stash(_TORCHS_OWN, copied)
+    return copied

@@ -6,18 +6,23 @@ from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
-from ctxcarry._activate import call_under
+from ctxcarry._activate import call_under, set_back
 from ctxcarry._capture import capture_with
+from ctxcarry._carrier import UNCHANGED
 from ctxcarry._catalog import ENGINES_OWN
 from ctxcarry._default import registry
+from ctxcarry._fuse import told
 from ctxcarry._policy import Policy
+from ctxcarry._snapshot import Snapshot
 from ctxcarry._states import is_set
+from ctxcarry._undo import failed, undo_all
 from ctxcarry.boundaries._autograd_tls import KEY, found
+from ctxcarry.boundaries._dynamo import leave_to_interpreter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ctxcarry._snapshot import Snapshot
+    from ctxcarry._plan import Plan
 
 __all__ = (
     "Backward",
@@ -127,7 +132,12 @@ class Backward(Pass):
         enter: Callable[..., Any] = _just_call
         if any(wanted):
             states = tuple(state for state, want in zip(snapshot._states, wanted) if want)
-            enter = partial(_call_under, full.lean(wanted), states)
+            lean = full.lean(wanted)
+            if len(states) == 1:
+                step = lean.steps[0]
+                enter = partial(_under_one, step.apply, step.undo, step.name, states[0])
+            else:
+                enter = partial(_under_all, lean, states)
         if full.in_context:
             run = snapshot._context_to_enter().run
             enter = run if enter is _just_call else partial(run, enter)
@@ -162,8 +172,41 @@ def _just_call(fn: Callable[..., Any], /, *args: Any) -> Any:
     return fn(*args)
 
 
-def _call_under(plan: Any, states: Any, fn: Callable[..., Any], /, *args: Any) -> Any:
-    return call_under(plan, states, fn, args, {})
+def _under_all(
+    plan: Plan, states: tuple[object, ...], fn: Callable[..., Any], /, *args: Any
+) -> Any:
+    try:
+        return call_under(plan, states, fn, args, {})
+    except BaseException:
+        del states, fn, args  # the traceback keeps this frame
+        raise
+
+
+def _under_one(
+    apply: Callable[[object], object],
+    undo: Callable[[Any], object],
+    name: str,
+    state: object,
+    fn: Callable[..., Any],
+    /,
+    *args: Any,
+) -> Any:
+    """Call `fn` with one state current: what `call_under` does, for the usual case."""
+    try:
+        token = apply(state)
+    except Exception as cause:
+        del state, fn, args
+        raise failed(name, "apply", cause) from cause
+    try:
+        result = fn(*args)
+    except BaseException as error:
+        if token is not UNCHANGED:
+            undo_all([(undo, token, name)], error)
+        del state, fn, args, token  # the traceback keeps this frame
+        raise
+    if token is not UNCHANGED:
+        undo_all([(undo, token, name)])
+    return result
 
 
 def bind_device() -> None:
@@ -172,3 +215,13 @@ def bind_device() -> None:
     bind = getattr(carrier, "bind_current", None)
     if bind is not None:
         bind()
+
+
+# A pass or a recompute may run under a compiler, which has no use for any of this.
+_ENTER: tuple[Callable[..., Any], ...] = (Snapshot.run, call_under, call_in_pass, Backward.call)
+_ASIDE: tuple[Callable[..., Any], ...] = (Backward.__init__, Backward.entry, undo_all, set_back)
+for _fn in _ENTER:
+    leave_to_interpreter(_fn)
+for _fn in _ASIDE:
+    leave_to_interpreter(_fn, whole=True)
+told.append(partial(leave_to_interpreter, whole=True))

@@ -17,16 +17,20 @@ if TYPE_CHECKING:
 __all__ = ("leave_to_interpreter",)
 
 
-def leave_to_interpreter(fn: Callable[..., Any]) -> None:
+def leave_to_interpreter(fn: Callable[..., Any], *, whole: bool = False) -> None:
     """
-    Have `fn` never compiled, and what it calls as ever.
+    Have `fn` never compiled.
 
     Where this torch has no way to say so, the compiler finds out for itself, warns,
     and leaves the function to the interpreter.
+
+    Args:
+        fn: A function of ours.
+        whole: Whether what it calls is not compiled either.
     """
     frames: Any = getattr(torch._C._dynamo, "eval_frame", None)
     needed = ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction")
     if all(hasattr(frames, name) for name in needed):
         action = frames._FrameAction
-        strategy = frames._FrameExecStrategy(action.SKIP, action.DEFAULT)
-        frames.set_code_exec_strategy(fn.__code__, strategy)
+        within = action.SKIP if whole else action.DEFAULT
+        frames.set_code_exec_strategy(fn.__code__, frames._FrameExecStrategy(action.SKIP, within))

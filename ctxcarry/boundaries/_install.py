@@ -130,7 +130,10 @@ def _refresh_when_imported(name: str) -> None:
     for entry in _BOUNDARIES[name]:
         if entry not in _awaited:
             _awaited.add(entry)
-            when_imported(entry.waits_for, partial(_load, name, entry))
+            # A module that its package imports for itself comes before the package is whole.
+            package = entry.waits_for.partition(".")[0]
+            load = partial(when_imported, package, partial(_load, name, entry))
+            when_imported(entry.waits_for, load)
     _refresh(name)
 
 

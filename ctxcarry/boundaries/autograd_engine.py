@@ -70,7 +70,7 @@ class CarryingEngine(_Engine):  # type: ignore[misc]
         self, backward: Backward, thread: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         boundary.carried = True
-        tls.let_context_be_shared()
+        copied = tls.copy_torchs_context()
         former = tls.swap(backward)
         current[thread] = backward
         try:
@@ -78,6 +78,8 @@ class CarryingEngine(_Engine):  # type: ignore[misc]
         finally:
             tls.swap(former)
             backward.end()
+            if copied is not None:
+                copied.end()
 
     def queue_callback(self, callback: Callable[[], object]) -> None:
         """Queue a callback for the end of this pass, to run in the context of the pass."""

@@ -18,6 +18,8 @@ try:
 except ModuleNotFoundError:  # the core is tested without any framework
     collect_ignore_glob = ["test_*.py"]
 else:
+    # Torch imports it in passing, and its carrier must not appear in the midst of a test.
+    import torch.distributed._dist2
 
     class _Tap(torch.autograd.Function):
         """Pass a tensor through, and call a function in backward."""

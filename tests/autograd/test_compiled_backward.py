@@ -19,7 +19,11 @@ pytestmark = [  # what torch says of itself
     pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be"),
 ]
-fault = pytest.mark.skipif(torch.__version__ >= "2.14", reason="torch itself enters copies")
+# Earlier ones stash no Context; later ones enter copies of it themselves.
+fault = pytest.mark.skipif(
+    not hasattr(torch._C, "_remove_obj_from_tls") or torch.__version__ >= "2.14",
+    reason="needs torch 2.12 or 2.13, which enter one Context for all of a pass",
+)
 
 CARRIED = ("SET", "SET", True)
 LOST = ("LOST", "LOST", True)
@@ -173,6 +177,7 @@ def test_two_threads(compiled, device, tap, contexts):
     assert two_threads(compiled, device, tap, contexts) == [CARRIED]
 
 
+@fault
 @pytest.mark.usefixtures("installed")
 def test_what_stands_in_for_the_context(device, tap, contexts):
     """It can be looked at like a Context, and entered while it is entered."""
