@@ -39,6 +39,7 @@ from ctxcarry.errors import (
 if TYPE_CHECKING:
     from ctxcarry import autograd as autograd
     from ctxcarry import process_groups as process_groups
+    from ctxcarry import ray as ray
     from ctxcarry.boundaries.asyncio import run_in_executor, to_thread
     from ctxcarry.boundaries.dataloader import worker_init_fn
     from ctxcarry.boundaries.wrapped import wrap_executor
@@ -96,7 +97,7 @@ _LAZY = {
 }
 
 
-_SUBMODULES = frozenset({"autograd", "process_groups"})
+_SUBMODULES = frozenset({"autograd", "process_groups", "ray"})
 
 
 def __getattr__(name: str) -> object:

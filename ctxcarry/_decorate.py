@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ctxcarry._policy import REMAINING, Policy
@@ -65,16 +66,11 @@ def _decorated(target: Any, policy: Policy | None) -> Any:
 
     registry.plan(policy)  # an unknown name is an error here, not at each hand-over
     if isinstance(target, type):
-        from ctxcarry._decorate_function import (  # noqa: PLC0415
-            carry_function,
-            is_autograd_function,
-        )
+        return _decorated_class(target, policy)
+    if _is_of_ray(target):
+        from ctxcarry.ray import wrapped  # noqa: PLC0415 - needs Ray
 
-        if is_autograd_function(target):
-            return carry_function(target, policy)
-        from ctxcarry._decorate_class import carry_class  # noqa: PLC0415
-
-        return carry_class(target, policy)
+        return wrapped(target, policy)
     if isinstance(target, staticmethod):
         return staticmethod(_decorated(target.__func__, policy))
     if not isinstance(target, classmethod) and not callable(target):
@@ -90,3 +86,24 @@ def _decorated(target: Any, policy: Policy | None) -> Any:
     if isinstance(target, classmethod):
         return CarriedClassMethod(target.__func__, policy)
     return carried(target, policy)
+
+
+def _decorated_class(cls: type, policy: Policy | None) -> type:
+    from ctxcarry._decorate_function import (  # noqa: PLC0415
+        carry_function,
+        is_autograd_function,
+    )
+
+    if is_autograd_function(cls):
+        return carry_function(cls, policy)
+    from ctxcarry._decorate_class import carry_class  # noqa: PLC0415
+
+    return carry_class(cls, policy)
+
+
+def _is_of_ray(target: Any) -> bool:
+    """Say whether `target` is what ``ray.remote`` returns."""
+    functions, actors = sys.modules.get("ray.remote_function"), sys.modules.get("ray.actor")
+    if functions is None or actors is None:
+        return False
+    return isinstance(target, (functions.RemoteFunction, actors.ActorClass))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ctxcarry._policy import Policy
     from ctxcarry._snapshot import Snapshot
 
-__all__ = ("carry_class",)
+__all__ = ("METHOD_MARK", "base_of", "carry_class", "note_base")
 
 _WRAPPED_DUNDERS = frozenset(
     (
@@ -33,7 +33,7 @@ _WRAPPED_DUNDERS = frozenset(
         "__anext__",
     )
 )
-_MARK = "_ctxcarry_method"
+METHOD_MARK = "_ctxcarry_method"
 
 
 # The base of each living instance, by id, with what removes it. Not an attribute:
@@ -42,12 +42,14 @@ _MARK = "_ctxcarry_method"
 _bases: dict[int, tuple[weakref.ref[Any], Snapshot]] = {}
 
 
-def _base_of(instance: object) -> Snapshot | None:
+def base_of(instance: object) -> Snapshot | None:
+    """Return the context that was noted for `instance`, if any."""
     found = _bases.get(id(instance))
     return found[1] if found is not None and found[0]() is instance else None
 
 
-def _note_base(instance: object, base: Snapshot) -> None:
+def note_base(instance: object, base: Snapshot) -> None:
+    """Note `base` for as long as `instance` lives."""
     key = id(instance)
     try:
         reference = weakref.ref(instance, lambda _: _bases.pop(key, None))
@@ -72,6 +74,7 @@ def carry_class(cls: type, policy: Policy | None) -> type:
         cls.__signature__ = signature  # type: ignore[attr-defined]
     for base in cls.__mro__[1:]:
         _wrap_inherited(cls, base, policy)
+    cls.__ctxcarry_class__ = True  # type: ignore[attr-defined]
     _follow_subclasses(cls, policy)
     return cls
 
@@ -130,7 +133,7 @@ def _next_in_line(cls: type, name: str, method: Callable[..., Any]) -> Callable[
 
 
 def _is_method(name: str, value: object) -> bool:
-    if type(value) is not FunctionType or hasattr(value, _MARK):
+    if type(value) is not FunctionType or hasattr(value, METHOD_MARK):
         return False
     return name in _WRAPPED_DUNDERS or not (name.startswith("__") and name.endswith("__"))
 
@@ -140,7 +143,7 @@ def _noting_base(init: Callable[..., None], policy: Policy | None) -> Callable[.
     def __init__(self: Any, /, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         init(self, *args, **kwargs)
         # After the outermost __init__ of a chain this is what all of them set.
-        _note_base(self, capture_with(registry.plan(policy)))
+        note_base(self, capture_with(registry.plan(policy)))
 
     return __init__
 
@@ -149,11 +152,11 @@ def _over_base(method: Callable[..., Any], policy: Policy | None) -> Callable[..
     if made_by(method):
         from ctxcarry._proxy import SteppedMethod  # noqa: PLC0415 - needs wrapt
 
-        return SteppedMethod(method, policy, _base_of)
+        return SteppedMethod(method, policy, base_of)
 
     @wraps(method)
     def over_base(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        base = _base_of(self)
+        base = base_of(self)
         if base is None:  # called from within __init__
             return method(self, *args, **kwargs)
         try:
@@ -162,7 +165,7 @@ def _over_base(method: Callable[..., Any], policy: Policy | None) -> Callable[..
             del base, self, args, kwargs  # the traceback keeps this frame
             raise
 
-    setattr(over_base, _MARK, True)
+    setattr(over_base, METHOD_MARK, True)
     return over_base
 
 

@@ -6,11 +6,16 @@ from ctxcarry._carriers.context_vars import ContextVarsCarrier
 from ctxcarry._catalog import KNOWN, follow_imports
 from ctxcarry._registry import Registry
 
-__all__ = ("load_entry_points", "registry")
+__all__ = ("default_registry", "load_entry_points", "registry")
 
 registry = Registry(known=KNOWN)
 registry.register(ContextVarsCarrier())
 follow_imports(registry)
+
+
+def default_registry() -> Registry:
+    """Return the registry of this process, which stands for that of any other."""
+    return registry
 
 
 def load_entry_points() -> tuple[str, ...]:

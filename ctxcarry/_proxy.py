@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from types import MethodType
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -70,8 +72,7 @@ class CarriedFunction(wrapt.CallableObjectProxy):
         instance = getattr(self.__wrapped__, "__self__", None)
         if instance is not None:
             return getattr, (instance, self.__wrapped__.__name__)
-        # By name, as functions are: what is found there is this proxy.
-        return self.__wrapped__.__qualname__
+        return _reduced(self, self.__wrapped__, self._self_policy)
 
 
 class SteppedFunction(CarriedFunction):
@@ -112,7 +113,7 @@ class SteppedMethod(wrapt.CallableObjectProxy):
         return self
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        return self.__wrapped__.__qualname__
+        return _reduced(self, self.__wrapped__, self._self_policy, self._self_base_of)
 
 
 class CarriedClassMethod(classmethod):  # type: ignore[type-arg]
@@ -131,3 +132,11 @@ class CarriedClassMethod(classmethod):  # type: ignore[type-arg]
 def carried(fn: Callable[..., Any], policy: Policy | None) -> CarriedFunction:
     """Return `fn` as `ctxcarry.carry_context` decorates it."""
     return (SteppedFunction if made_by(fn) else CarriedFunction)(fn, policy)
+
+
+def _reduced(proxy: Any, fn: Callable[..., Any], *rest: Any) -> Any:
+    """Pickle by name, as functions are, where that name leads to the proxy; else by value."""
+    found: Any = sys.modules.get(fn.__module__)
+    for name in fn.__qualname__.split("."):
+        found = inspect.getattr_static(found, name, None)
+    return fn.__qualname__ if found is proxy else (type(proxy), (fn, *rest))

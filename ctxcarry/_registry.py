@@ -12,7 +12,7 @@ from ctxcarry._policy import PROPAGATE, REMAINING, Policy, ambient_policy
 from ctxcarry.errors import CarrierError, DuplicateCarrierError, UnknownCarrierError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import TypeVar
 
     from ctxcarry._snapshot import Snapshot
@@ -46,6 +46,17 @@ class Registry:
         self._plans: dict[tuple[Policy | None, bool, bool], Plan] = {}
         self._far_plans: dict[tuple[frozenset[str], frozenset[str], bool], Plan] = {}
         self._default = self._of_threads = Plan((), _PROPAGATE_ALL)
+
+    def __reduce__(self) -> tuple[Callable[[], Registry], tuple[()]]:
+        from ctxcarry import _default  # noqa: PLC0415 - which imports this
+
+        if self is not _default.registry:
+            msg = (
+                "a registry of your own stays in its process: make it there too, and register "
+                "its carriers"
+            )
+            raise TypeError(msg)
+        return _default.default_registry, ()
 
     def register(self, carrier: C, *, after: Iterable[str] = ()) -> C:
         """

@@ -50,6 +50,7 @@ _BOUNDARIES = {
         _Entry("autograd_ddp", "torch.nn.parallel.distributed"),
         _Entry("recompute", "torch.utils.checkpoint"),
     ),
+    "ray": (_Entry("ray_calls", "ray"),),
 }
 _lock = threading.RLock()
 _chosen: set[str] = set()
@@ -68,8 +69,9 @@ def install(*boundaries: str) -> None:
         *boundaries: ``"executor"`` (every ``ThreadPoolExecutor``), ``"thread"``
             (every ``Thread`` and ``Timer``), ``"thread_pool"``, ``"asyncio"``,
             ``"process"``, ``"joblib"``, ``"dataloader"``, ``"torch.futures"``,
-            ``"autograd"`` (backward passes, their hooks and recompute); all unless
-            given.
+            ``"autograd"`` (backward passes, their hooks and recompute), ``"ray"``
+            (tasks and actors, and the workers of a ``ray.init`` from here on); all
+            unless given.
 
     Raises:
         ValueError: If a boundary is unknown.

@@ -8,6 +8,7 @@ To have ``doctor`` show one more, write how work crosses it (a `Cross`, in
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -88,6 +89,10 @@ def is_here(boundary: Boundary) -> bool:
 def as_found() -> Iterator[None]:
     """Take all instrumentation off for the time being: the plain way must be plain."""
     installed, decorated = ctxcarry.installed(), _install._decorated
+    engine = sys.modules.get("ctxcarry.boundaries.autograd_engine")
+    hooks = engine is not None and engine.boundary.hooks
+    if engine is not None and hooks:
+        engine.stop_serving_hooks()
     if installed:
         ctxcarry.uninstall(*installed)
     try:
@@ -98,6 +103,8 @@ def as_found() -> Iterator[None]:
             ctxcarry.uninstall()
         if installed:
             ctxcarry.install(*installed)
+        if engine is not None and hooks:
+            engine.serve_hooks()
 
 
 # ``backward()`` itself takes function modes off, the default device among them.

@@ -1,0 +1,140 @@
+"""
+Make a function or class ready for Ray: it takes the hidden argument and keeps it from the user.
+
+What is made here is pickled by value. So each function imports what it needs where
+it runs, and refers to nothing of this module.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final
+
+from ctxcarry._decorate_class import METHOD_MARK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ("MARK", "is_carried_method", "is_prepared", "policy_for", "prepared")
+
+MARK: Final = "__ctxcarry_carries__"
+_POLICY: Final = "__ctxcarry_policy__"
+
+
+def is_prepared(target: object) -> bool:
+    """Say whether `target`, a function or class, takes the hidden argument."""
+    return hasattr(target, MARK)
+
+
+def policy_for(target: object) -> Any:
+    """Return the policy with which `target` was prepared."""
+    return getattr(target, _POLICY, None)
+
+
+def is_carried_method(name: str) -> bool:
+    """Say whether a prepared class takes the hidden argument in its method `name`."""
+    return not name.startswith("__") or name in {"__init__", "__call__"}
+
+
+def prepared(target: Any, policy: Any = None) -> Any:
+    """Return `target` so that calls of it through Ray carry."""
+    if is_prepared(target):
+        return target
+    if inspect.isclass(target):
+        return _prepared_class(target, policy)
+    carried = _carrying(target, _running_task)
+    setattr(carried, MARK, True)
+    setattr(carried, _POLICY, policy)
+    return carried
+
+
+def _prepared_class(cls: Any, policy: Any) -> Any:
+    """Return a class derived from `cls`, with each method wrapped."""
+    members: dict[str, Any] = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        MARK: _carries,
+        _POLICY: policy,
+    }
+    for name in dir(cls):
+        if name == "__init__" or not is_carried_method(name):
+            continue
+        found = inspect.getattr_static(cls, name)
+        if isinstance(found, staticmethod):
+            members[name] = staticmethod(_carrying(found.__func__, _running_task))
+        elif isinstance(found, classmethod):
+            members[name] = classmethod(_carrying(found.__func__, _running_task))
+        elif inspect.isfunction(found):
+            members[name] = _carrying(found, _running_method)
+    if inspect.isfunction(cls.__init__):
+        members["__init__"] = _carrying(cls.__init__, _running_init)
+    return type(cls)(cls.__name__, (cls,), members)
+
+
+def _carries(self: Any) -> bool:  # noqa: ARG001 - a method
+    """Say that calls of this actor's methods may have a hidden argument."""
+    return True
+
+
+def _carrying(fn: Callable[..., Any], make: Callable[[Callable[..., Any]], Any]) -> Any:
+    """Return a function of the kind of `fn` that calls it with what the hidden argument says."""
+    run = make(fn)
+    carried: Callable[..., Any]
+    if inspect.iscoroutinefunction(fn):
+
+        async def coroutine(*args: Any, **kwargs: Any) -> Any:
+            return await run(args, kwargs)
+
+        carried = coroutine
+    elif inspect.isasyncgenfunction(fn):
+
+        async def async_generator(*args: Any, **kwargs: Any) -> Any:
+            async for item in run(args, kwargs):
+                yield item
+
+        carried = async_generator
+    elif inspect.isgeneratorfunction(fn):
+
+        def generator(*args: Any, **kwargs: Any) -> Any:
+            return (yield from run(args, kwargs))
+
+        carried = generator
+    else:
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return run(args, kwargs)
+
+        carried = function
+    wrapped = wraps(fn)(carried)
+    # A class under `carry_context` wraps the methods of those derived from it, but not these.
+    setattr(wrapped, METHOD_MARK, True)
+    return wrapped
+
+
+def _running_task(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def run(args: Any, kwargs: Any) -> Any:
+        from ctxcarry.boundaries.ray_worker import run_task  # noqa: PLC0415
+
+        return run_task(fn, args, kwargs)
+
+    return run
+
+
+def _running_method(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def run(args: Any, kwargs: Any) -> Any:
+        from ctxcarry.boundaries.ray_worker import run_method  # noqa: PLC0415
+
+        return run_method(fn, args, kwargs)
+
+    return run
+
+
+def _running_init(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def run(args: Any, kwargs: Any) -> Any:
+        from ctxcarry.boundaries.ray_worker import run_init  # noqa: PLC0415
+
+        return run_init(fn, args, kwargs)
+
+    return run

@@ -1,0 +1,189 @@
+"""
+Calls through Ray: tasks, the creation of actors, their methods.
+
+What is called must have been prepared for it (`ctxcarry.ray.remote` does so, and
+`install` for whatever is made remote from then on), and these patches add the hidden
+argument to such calls only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import ray
+import ray.actor
+import ray.remote_function
+from ray._private import client_mode_hook
+
+from ctxcarry.boundaries._boundary import Boundary
+from ctxcarry.boundaries._patch import Patch
+from ctxcarry.boundaries._ray_payload import HIDDEN, payload
+from ctxcarry.boundaries._ray_prepare import (
+    MARK,
+    is_carried_method,
+    is_prepared,
+    policy_for,
+    prepared,
+)
+from ctxcarry.boundaries.ray_session import with_setup_hook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ("boundary", "twin")
+
+_TWIN = "_ctxcarry_twin"
+_in_client_mode: Callable[[], bool] = client_mode_hook.client_mode_should_convert
+# Where Ray checks arguments: it has moved between its packages.
+_signature: Any = getattr(ray.actor, "signature", None)
+
+
+def twin(target: Any, policy: Any = None) -> Any:
+    """Return a remote function or actor class like `target` whose calls carry."""
+    if isinstance(target, ray.remote_function.RemoteFunction):
+        if is_prepared(target._function):
+            return target
+        source = target._function
+    else:
+        meta = target.__ray_metadata__
+        if is_prepared(meta.modified_class):
+            return target
+        source = meta.modified_class.__ray_actor_class__
+    made = vars(target).get(_TWIN) if policy is None else None
+    if made is None:
+        carried, options = prepared(source, policy), dict(target._default_options)
+        if isinstance(target, ray.remote_function.RemoteFunction):
+            made = ray.remote_function.RemoteFunction(ray.Language.PYTHON, carried, None, options)
+        else:
+            make: Any = ray.actor._make_actor
+            made = make(carried, options)
+        if policy is None:
+            setattr(target, _TWIN, made)
+    return made
+
+
+def _making(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _make_remote(function_or_class: Any, options: Any) -> Any:
+        from ctxcarry._proxy import CarriedFunction  # noqa: PLC0415 - needs wrapt
+
+        policy = None
+        if isinstance(function_or_class, CarriedFunction):
+            policy = function_or_class._self_policy
+            function_or_class = function_or_class.__wrapped__
+        elif not (boundary.everything or hasattr(function_or_class, "__ctxcarry_class__")):
+            return original(function_or_class, options)
+        if callable(function_or_class):
+            function_or_class = prepared(function_or_class, policy)
+        return original(function_or_class, options)
+
+    return _make_remote
+
+
+def _calling_task(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _remote(self: Any, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
+        if boundary.everything and not is_prepared(self._function) and _is_python(self):
+            return original(twin(self), args, _added(kwargs, None), *rest, **options)
+        if is_prepared(self._function):
+            kwargs = _added(kwargs, policy_for(self._function))
+        return original(self, args, kwargs, *rest, **options)
+
+    return _remote
+
+
+def _is_python(remote: Any) -> bool:
+    return not remote._is_cross_language and not _in_client_mode()
+
+
+def _creating_actor(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _remote(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        meta = self.__ray_metadata__
+        cls = meta.modified_class
+        python = not meta.is_cross_language and not _in_client_mode()
+        if boundary.everything and not is_prepared(cls) and python:
+            self = twin(self)
+            cls = self.__ray_metadata__.modified_class
+        if is_prepared(cls):
+            kwargs = _added(kwargs, policy_for(cls))
+        return original(self, args, kwargs, **options)
+
+    return _remote
+
+
+def _calling_method(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _actor_method_call(
+        self: Any, method_name: str, args: Any = None, kwargs: Any = None, **options: Any
+    ) -> Any:
+        if is_carried_method(method_name) and MARK in self._ray_method_signatures:
+            kwargs = _added(kwargs, None)
+        return original(self, method_name, args=args, kwargs=kwargs, **options)
+
+    return _actor_method_call
+
+
+def _added(kwargs: Any, policy: Any) -> Any:
+    """Return `kwargs` with the hidden argument."""
+    if _in_client_mode():  # the server would check it like any other
+        return kwargs
+    contexts = payload(policy)
+    return kwargs if contexts is None else {**(kwargs or {}), HIDDEN: contexts}
+
+
+def _validating(original: Callable[..., Any]) -> Callable[..., Any]:
+    def validate_args(signature_parameters: Any, args: Any, kwargs: Any) -> None:
+        if HIDDEN in kwargs:
+            kwargs = {name: value for name, value in kwargs.items() if name != HIDDEN}
+        original(signature_parameters, args, kwargs)
+
+    return validate_args
+
+
+def _initialising(original: Callable[..., Any]) -> Callable[..., Any]:
+    def init(*args: Any, **kwargs: Any) -> Any:
+        if boundary.everything:
+            kwargs["runtime_env"] = with_setup_hook(kwargs.get("runtime_env"))
+        return original(*args, **kwargs)
+
+    return init
+
+
+def lacking() -> str | None:
+    """Return why this Ray's calls cannot be reached, or None."""
+    needed = (
+        (ray._private.worker, "_make_remote"),
+        (ray.remote_function.RemoteFunction, "_remote"),
+        (ray.actor.ActorClass, "_remote"),
+        (ray.actor.ActorHandle, "_actor_method_call"),
+        (_signature, "validate_args"),
+    )
+    missing = [name for owner, name in needed if not hasattr(owner, name)]
+    return f"Ray {ray.__version__} has no {', '.join(missing)}" if missing else None
+
+
+def _patches() -> tuple[Patch, ...]:
+    return (
+        Patch(ray._private.worker, "_make_remote", _making),
+        Patch(ray.remote_function.RemoteFunction, "_remote", _calling_task),
+        Patch(ray.actor.ActorClass, "_remote", _creating_actor),
+        Patch(ray.actor.ActorHandle, "_actor_method_call", _calling_method),
+        Patch(_signature, "validate_args", _validating),
+        Patch(ray, "init", _initialising),
+    )
+
+
+class _RayBoundary(Boundary):
+    """Ray, whose patches stay on in a process that has anything prepared."""
+
+    served = False
+
+    def use(self, *, decorated: bool, everything: bool) -> None:
+        """Put the patches on where it is installed or something is prepared."""
+        super().use(decorated=decorated or self.served, everything=everything)
+
+    def serve(self) -> None:
+        """Have calls of what is prepared carry, whatever is installed."""
+        if not self.served:
+            self.served = True
+            self.use(decorated=True, everything=self.everything)
+
+
+boundary = _RayBoundary(_patches, lacking=lacking)
