@@ -26,6 +26,7 @@ from ctxcarry.diagnose.autograd_crossings import (
 )
 from ctxcarry.diagnose.crossings import (
     FAR,
+    FAR_RAY,
     Cross,
     Crossing,
     Handing,
@@ -192,12 +193,22 @@ BOUNDARIES: Final = (
     ),
     Boundary(
         "process",
-        by_worker(FAR.plain),
-        by_worker(FAR.carried),
+        by_worker(FAR, FAR.plain),
+        by_worker(FAR, FAR.carried),
         "ProcessPoolExecutor()",
         'ctxcarry.executor(kind="process")',
         far=True,
         opened=FAR.opened,
+    ),
+    Boundary(
+        "ray",
+        by_worker(FAR_RAY, FAR_RAY.plain),
+        by_worker(FAR_RAY, FAR_RAY.carried),
+        "ray.remote(cls)",
+        "ctxcarry.ray.remote(cls)",
+        needs="ray",
+        far=True,
+        opened=FAR_RAY.opened,
     ),
     Boundary(
         "joblib",

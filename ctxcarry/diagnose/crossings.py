@@ -22,6 +22,7 @@ from typing import Any, Final, TypeAlias
 
 import ctxcarry
 from ctxcarry.diagnose.far import FarWorker
+from ctxcarry.diagnose.far_ray import RayWorker
 from ctxcarry.diagnose.probes import Read
 
 
@@ -257,13 +258,16 @@ def installed(name: str, cross: Cross) -> Cross:
 FAR: Final = FarWorker()
 """The other process, one for all crossings."""
 
+FAR_RAY: Final = RayWorker()
+"""The actor of Ray, likewise."""
 
-def by_worker(hand_over: Callable[[Read], object]) -> Cross:
+
+def by_worker(worker: FarWorker | RayWorker, hand_over: Callable[[Read], object]) -> Cross:
     """Cross to the one process that all crossings share."""
 
     def cross(read: Read, handing: Handing) -> Crossing:
-        before = FAR.plain(read)
+        before = worker.plain(read)
         inside, failure = try_within(handing, lambda: hand_over(read))
-        return Crossing(before, inside, FAR.plain(read), failure)
+        return Crossing(before, inside, worker.plain(read), failure)
 
     return cross

@@ -29,6 +29,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 import ctxcarry
+from ctxcarry.boundaries.recompute import capture_forward
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,16 +120,17 @@ def elsewhere(graph: Callable[[torch.Tensor], torch.Tensor]) -> float:
 
 def compare(measure: Callable[[], float], rounds: int) -> tuple[list[float], list[float]]:
     """Return what `measure` returns without and with the boundary, by turns."""
-    plain, carried = [], []
+    times: dict[bool, list[float]] = {False: [], True: []}
     gc.disable()
-    for _ in range(rounds):
-        plain.append(measure())
-        ctxcarry.install("autograd")
-        carried.append(measure())
-        ctxcarry.uninstall("autograd")
+    for i in range(rounds):
+        for on in (False, True) if i % 2 else (True, False):  # the first finds a colder cache
+            if on:
+                ctxcarry.install("autograd")
+            times[on].append(measure())
+            ctxcarry.uninstall("autograd")
         gc.collect()
     gc.enable()
-    return plain, carried
+    return times[False], times[True]
 
 
 def row(name: str, plain: list[float], carried: list[float]) -> None:
@@ -150,6 +152,26 @@ def blocks(count: int = 200) -> float:
     return (time.perf_counter() - start) / count * 1e6
 
 
+def of_recompute(rounds: int, count: int = 1000) -> tuple[float, float]:
+    """Return µs of a capture for recompute, and of running nothing in that context."""
+    captures, runs = [], []
+    snapshot = capture_forward()
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(count):
+            capture_forward()
+        captures.append((time.perf_counter() - start) / count * 1e6)
+        start = time.perf_counter()
+        for _ in range(count):
+            snapshot.run(nothing)
+        runs.append((time.perf_counter() - start) / count * 1e6)
+    return statistics.median(captures), statistics.median(runs)
+
+
+def nothing() -> None:
+    """Do nothing."""
+
+
 def set_everything(scope: ExitStack) -> None:
     """Set ContextVars, an allocator and a mesh, as a training step does."""
     triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8))
@@ -167,6 +189,7 @@ def main() -> None:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     print(f"Python {platform.python_version()}, torch {torch.__version__}, {device}")
     print("\n| µs per node or block | plain | carried | added | ratio |\n|---|---|---|---|---|")
+    recompute: dict[str, tuple[float, float]] = {}
     for what, set_up in (("nothing set", lambda _: None), ("all set", set_everything)):
         with ExitStack() as scope:
             set_up(scope)
@@ -175,6 +198,10 @@ def main() -> None:
                     label = f"{name}, {where}, {what}"
                     row(label, *compare(lambda m=measure, g=graph: m(g), rounds))
             row(f"checkpointed block, {what}", *compare(blocks, rounds))
+            recompute[what] = of_recompute(rounds)
+    print("\n| µs for a recompute, full catalog | capture | restore and undo |\n|---|---|---|")
+    for what, (capture, run) in recompute.items():
+        print(f"| {what} | {capture:.2f} | {run:.2f} |")
 
 
 if __name__ == "__main__":
