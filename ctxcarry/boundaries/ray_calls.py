@@ -16,6 +16,7 @@ import ray.remote_function
 from ray._private import client_mode_hook
 
 from ctxcarry.boundaries._boundary import Boundary
+from ctxcarry.boundaries._install import serve_decorated
 from ctxcarry.boundaries._patch import Patch
 from ctxcarry.boundaries._ray_payload import HIDDEN, payload
 from ctxcarry.boundaries._ray_prepare import (
@@ -171,19 +172,13 @@ def _patches() -> tuple[Patch, ...]:
 
 
 class _RayBoundary(Boundary):
-    """Ray, whose patches stay on in a process that has anything prepared."""
-
-    served = False
-
-    def use(self, *, decorated: bool, everything: bool) -> None:
-        """Put the patches on where it is installed or something is prepared."""
-        super().use(decorated=decorated or self.served, everything=everything)
+    """Ray, which anything prepared needs even where nothing is installed."""
 
     def serve(self) -> None:
         """Have calls of what is prepared carry, whatever is installed."""
-        if not self.served:
-            self.served = True
-            self.use(decorated=True, everything=self.everything)
+        if not (self.decorated or self.everything):
+            serve_decorated()
+            self.use(decorated=True, everything=False)
 
 
 boundary = _RayBoundary(_patches, lacking=lacking)
