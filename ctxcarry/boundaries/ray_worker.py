@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from contextvars import Context
+from contextvars import Context, ContextVar
 from typing import TYPE_CHECKING, Any
 
 from ctxcarry._capture import capture_with
@@ -24,6 +24,9 @@ __all__ = ("run_init", "run_method", "run_task")
 
 Args = tuple[Any, ...]
 
+# The actor, by id, whose method is under way in this Context.
+_within: ContextVar[int | None] = ContextVar("ctxcarry.ray.within", default=None)
+
 
 def run_task(fn: Callable[..., Any], args: Args, kwargs: dict[str, Any]) -> Any:
     """Run a task in the context of whoever called it."""
@@ -36,13 +39,20 @@ def run_method(fn: Callable[..., Any], args: Args, kwargs: dict[str, Any]) -> An
     Run a method of an actor in the context of its caller, over that of ``__init__``.
 
     What the method itself sets stays set, as without us: it may be there to set
-    something up.
+    something up. A method that it calls itself is just called.
     """
-    caller, base = _caller(kwargs), base_of(args[0])
-    if made_by(fn):
-        return _both(caller, base).run(fn, *args, **kwargs)
-    with nullcontext() if caller is None else caller.active():
-        return fn(*args, **kwargs) if base is None else call_over(base, fn, args, kwargs)
+    instance = args[0]
+    if _within.get() == id(instance) and HIDDEN not in kwargs:
+        return fn(*args, **kwargs)
+    caller, base = _caller(kwargs), base_of(instance)
+    token = _within.set(id(instance))
+    try:
+        if made_by(fn):
+            return _both(caller, base).run(fn, *args, **kwargs)
+        with nullcontext() if caller is None else caller.active():
+            return fn(*args, **kwargs) if base is None else call_over(base, fn, args, kwargs)
+    finally:
+        _within.reset(token)
 
 
 def run_init(fn: Callable[..., Any], args: Args, kwargs: dict[str, Any]) -> None:
