@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from ctxcarry._policy import REMAINING, Policy
+from ctxcarry._policy import Policy, chosen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -48,14 +48,7 @@ def carry_context(
         TypeError: If `target` cannot be called.
         ValueError: If both `only` and `exclude` are given.
     """
-    if only is not None and exclude is not None:
-        msg = "carry_context takes only= or exclude=, not both"
-        raise ValueError(msg)
-    policy = None
-    if only is not None:
-        policy = Policy(propagate=only, unchanged=REMAINING)
-    elif exclude is not None:
-        policy = Policy(unchanged=exclude)
+    policy = chosen("carry_context", only, exclude)
     if target is None:
         return lambda decorated: _decorated(decorated, policy)
     return _decorated(target, policy)

@@ -21,6 +21,7 @@ __all__ = (
     "Policy",
     "ambient_policy",
     "checked",
+    "chosen",
     "policy_of",
 )
 
@@ -166,6 +167,21 @@ def checked(policy: object) -> Policy | None:
         return policy
     msg = f"policy= takes what ctxcarry.policy(...) returns, not {policy!r}"
     raise TypeError(msg)
+
+
+def chosen(caller: str, only: _Names | None, exclude: _Names | None) -> Policy | None:  # type: ignore[valid-type]
+    """
+    Return the policy for the arguments ``only=`` and ``exclude=``, or None for neither.
+
+    Raises:
+        ValueError: If both are given.
+    """
+    if only is not None and exclude is not None:
+        msg = f"{caller} takes only= or exclude=, not both"
+        raise ValueError(msg)
+    if only is not None:
+        return Policy(propagate=only, unchanged=REMAINING)
+    return None if exclude is None else Policy(unchanged=exclude)
 
 
 def policy_of(fn: object) -> Policy | None:

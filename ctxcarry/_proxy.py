@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from types import MethodType
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -138,5 +137,5 @@ def _reduced(proxy: Any, fn: Callable[..., Any], *rest: Any) -> Any:
     """Pickle by name, as functions are, where that name leads to the proxy; else by value."""
     found: Any = sys.modules.get(fn.__module__)
     for name in fn.__qualname__.split("."):
-        found = inspect.getattr_static(found, name, None)
+        found = getattr(found, name, None)
     return fn.__qualname__ if found is proxy else (type(proxy), (fn, *rest))

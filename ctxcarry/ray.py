@@ -15,7 +15,7 @@ import ray as _ray
 import ray.actor
 import ray.remote_function
 
-from ctxcarry._policy import REMAINING, Policy
+from ctxcarry._policy import Policy, chosen
 from ctxcarry.boundaries._ray_prepare import prepared
 from ctxcarry.boundaries.ray_calls import boundary as _boundary
 from ctxcarry.boundaries.ray_calls import lacking as _lacking
@@ -75,14 +75,7 @@ def wrap(target: T, *, only: Any = None, exclude: Any = None) -> T:
         ValueError: If both `only` and `exclude` are given.
         CtxCarryError: If this Ray lacks what carries a call.
     """
-    if only is not None and exclude is not None:
-        msg = "ctxcarry.ray.wrap takes only= or exclude=, not both"
-        raise ValueError(msg)
-    policy = None
-    if only is not None:
-        policy = Policy(propagate=only, unchanged=REMAINING)
-    elif exclude is not None:
-        policy = Policy(unchanged=exclude)
+    policy = chosen("ctxcarry.ray.wrap", only, exclude)
     return wrapped(target, policy)  # type: ignore[no-any-return]
 
 
