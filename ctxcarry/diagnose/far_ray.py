@@ -44,6 +44,7 @@ class RayWorker:
         started = not ray.is_initialized()
         if started:
             ray.init(
+                "local",  # whatever other Ray is running on this machine
                 num_cpus=1,
                 include_dashboard=False,
                 log_to_driver=False,
