@@ -1,0 +1,110 @@
+"""One local Ray for all of these tests, started with the first of them and gone after the last."""
+
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import ctxcarry
+
+HERE = Path(__file__).parent
+# The path of a driver is that of its workers, and of the programs that tests start.
+sys.path.insert(0, str(HERE))
+
+try:
+    import ray
+    import torch
+except ModuleNotFoundError:
+    collect_ignore_glob = ["test_*.py"]
+else:
+    # Torch imports it in passing, and its carrier must not appear in the midst of a test.
+    import torch.distributed.device_mesh
+
+import ray_work as work  # noqa: E402 - found by its path
+
+PATH = os.pathsep.join((str(HERE), str(HERE.parents[1])))
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the tests of this folder."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker("ray")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Stop Ray before the tests of other folders."""
+    yield
+    if nextitem is None or HERE not in nextitem.path.parents:
+        ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """Start Ray, and return its address."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = PATH
+    try:
+        ray.init(
+            num_cpus=4,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=80 << 20,
+        )
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+    yield ray.get_runtime_context().gcs_address
+    ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def _clean():
+    """Check that a test leaves nothing set on the driver, and nothing installed."""
+    yield
+    installed = ctxcarry.installed()
+    ctxcarry.uninstall()
+    assert (work.UNSET, "unset", ()) == (work.probe(), work.OTHER.get(), installed)
+
+
+@pytest.fixture
+def something_set():
+    """Return a context manager that sets what `work.SET` says."""
+
+    @contextmanager
+    def scope(value="there"):
+        token = work.VARIABLE.set(value)
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            work.VARIABLE.reset(token)
+
+    return scope
+
+
+@pytest.fixture
+def made():
+    """Return ``made(actor class, *args)``, which makes an actor that goes after the test."""
+    handles = []
+
+    def make(cls, *args, **kwargs):
+        handles.append(cls.remote(*args, **kwargs))
+        return handles[-1]
+
+    yield make
+    for handle in handles:
+        ray.kill(handle)
+
+
+@pytest.fixture
+def installed():
+    """Install the boundary for a test."""
+    ctxcarry.install("ray")
+    yield
+    ctxcarry.uninstall("ray")
