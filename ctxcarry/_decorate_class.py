@@ -11,6 +11,7 @@ from ctxcarry._capture import capture_with
 from ctxcarry._default import registry
 from ctxcarry._fill import call_over
 from ctxcarry._step import made_by
+from ctxcarry.boundaries._install import serve_decorated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,8 +75,10 @@ def carry_class(cls: type, policy: Policy | None) -> type:
         cls.__signature__ = signature  # type: ignore[attr-defined]
     for base in cls.__mro__[1:]:
         _wrap_inherited(cls, base, policy)
-    cls.__ctxcarry_class__ = True  # type: ignore[attr-defined]
+    cls.__ctxcarry_class__ = policy  # type: ignore[attr-defined]
     _follow_subclasses(cls, policy)
+    # Ray is to see that calls of the methods carry, wherever the class is made remote.
+    serve_decorated()
     return cls
 
 
@@ -109,7 +112,11 @@ def _wrap_own_methods(cls: type, policy: Policy | None) -> None:
             else:
                 inherited(*args, **kwargs)
 
-        cls.__init__ = _noting_base(wraps(cls.__init__)(__init__), policy)  # type: ignore[misc]
+        found: Any = owner.__init__
+        wrapped: Any = wraps(found)(__init__)
+        if type(found) is not FunctionType:
+            del wrapped.__wrapped__  # Ray sets attributes of it
+        cls.__init__ = _noting_base(wrapped, policy)  # type: ignore[misc]
 
 
 def _wrap_inherited(cls: type, base: type, policy: Policy | None) -> None:
@@ -178,6 +185,8 @@ def _follow_subclasses(cls: type, policy: Policy | None) -> None:
             super(owner, subclass).__init_subclass__(**kwargs)
         else:
             own.__get__(None, subclass)(**kwargs)
-        _wrap_own_methods(subclass, policy)
+        # What is prepared for Ray notes the base itself, once its caller's contexts are off.
+        if not hasattr(subclass, "__ctxcarry_carries__"):
+            _wrap_own_methods(subclass, policy)
 
     cls.__init_subclass__ = classmethod(__init_subclass__)  # type: ignore[assignment,arg-type]

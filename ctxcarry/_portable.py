@@ -150,7 +150,7 @@ def _dumped_variables(
         if variable in own or value is HERE or value is MISSING:
             continue
         address = address_of_variable(variable)
-        if address is None or address.startswith("ctxcarry."):
+        if address is None or address.startswith(("ctxcarry.", "ray.")):
             continue
         if is_plain(value):
             plain[address] = value

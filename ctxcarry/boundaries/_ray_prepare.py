@@ -20,6 +20,7 @@ __all__ = ("MARK", "is_carried_method", "is_prepared", "policy_for", "prepared")
 
 MARK: Final = "__ctxcarry_carries__"
 _POLICY: Final = "__ctxcarry_policy__"
+_ORIGINAL: Final = "__ctxcarry_original__"
 
 
 def is_prepared(target: object) -> bool:
@@ -40,12 +41,16 @@ def is_carried_method(name: str) -> bool:
 def prepared(target: Any, policy: Any = None) -> Any:
     """Return `target` so that calls of it through Ray carry."""
     if is_prepared(target):
-        return target
+        if policy is None:
+            return target
+        target = getattr(target, _ORIGINAL)
     if inspect.isclass(target):
+        policy = getattr(target, "__ctxcarry_class__", None) if policy is None else policy
         return _prepared_class(target, policy)
     carried = _carrying(target, _running_task)
     setattr(carried, MARK, True)
     setattr(carried, _POLICY, policy)
+    setattr(carried, _ORIGINAL, target)
     return carried
 
 
@@ -55,8 +60,9 @@ def _prepared_class(cls: Any, policy: Any) -> Any:
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
-        MARK: _carries,
+        MARK: _carries_with(policy),
         _POLICY: policy,
+        _ORIGINAL: cls,
     }
     for name in dir(cls):
         if name == "__init__" or not is_carried_method(name):
@@ -73,9 +79,14 @@ def _prepared_class(cls: Any, policy: Any) -> Any:
     return type(cls)(cls.__name__, (cls,), members)
 
 
-def _carries(self: Any) -> bool:  # noqa: ARG001 - a method
-    """Say that calls of this actor's methods may have a hidden argument."""
-    return True
+def _carries_with(policy: Any) -> Callable[..., bool]:
+    """Return a method that says that calls of this actor's methods may have a hidden argument."""
+
+    # Its signature goes with each handle, and with it the policy.
+    def carries(self: Any, policy: Any = policy) -> bool:  # noqa: ARG001 - a method
+        return True
+
+    return carries
 
 
 def _carrying(fn: Callable[..., Any], make: Callable[[Callable[..., Any]], Any]) -> Any:

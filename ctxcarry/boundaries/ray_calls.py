@@ -8,6 +8,7 @@ argument to such calls only.
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -15,6 +16,7 @@ import ray.actor
 import ray.remote_function
 from ray._private import client_mode_hook
 
+from ctxcarry._proxy import CarriedFunction
 from ctxcarry.boundaries._boundary import Boundary
 from ctxcarry.boundaries._install import serve_decorated
 from ctxcarry.boundaries._patch import Patch
@@ -42,14 +44,14 @@ _signature: Any = getattr(ray.actor, "signature", None)
 def twin(target: Any, policy: Any = None) -> Any:
     """Return a remote function or actor class like `target` whose calls carry."""
     if isinstance(target, ray.remote_function.RemoteFunction):
-        if is_prepared(target._function):
-            return target
         source = target._function
+        if isinstance(source, CarriedFunction):
+            policy = source._self_policy if policy is None else policy
+            source = source.__wrapped__
     else:
-        meta = target.__ray_metadata__
-        if is_prepared(meta.modified_class):
-            return target
-        source = meta.modified_class.__ray_actor_class__
+        source = target.__ray_metadata__.modified_class.__ray_actor_class__
+    if is_prepared(source) and policy is None:
+        return target
     made = vars(target).get(_TWIN) if policy is None else None
     if made is None:
         carried, options = prepared(source, policy), dict(target._default_options)
@@ -65,8 +67,6 @@ def twin(target: Any, policy: Any = None) -> Any:
 
 def _making(original: Callable[..., Any]) -> Callable[..., Any]:
     def _make_remote(function_or_class: Any, options: Any) -> Any:
-        from ctxcarry._proxy import CarriedFunction  # noqa: PLC0415 - needs wrapt
-
         policy = None
         if isinstance(function_or_class, CarriedFunction):
             policy = function_or_class._self_policy
@@ -82,8 +82,10 @@ def _making(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _calling_task(original: Callable[..., Any]) -> Callable[..., Any]:
     def _remote(self: Any, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
-        if boundary.everything and not is_prepared(self._function) and _is_python(self):
-            return original(twin(self), args, _added(kwargs, None), *rest, **options)
+        # From a `ray.remote(...)` before our patches a decorated function comes as it is.
+        wanted = boundary.everything or isinstance(self._function, CarriedFunction)
+        if wanted and not is_prepared(self._function) and _is_python(self):
+            self = twin(self)
         if is_prepared(self._function):
             kwargs = _added(kwargs, policy_for(self._function))
         return original(self, args, kwargs, *rest, **options)
@@ -100,10 +102,12 @@ def _creating_actor(original: Callable[..., Any]) -> Callable[..., Any]:
         meta = self.__ray_metadata__
         cls = meta.modified_class
         python = not meta.is_cross_language and not _in_client_mode()
-        if boundary.everything and not is_prepared(cls) and python:
+        wanted = boundary.everything or hasattr(cls, "__ctxcarry_class__")
+        if wanted and not is_prepared(cls) and python:
             self = twin(self)
             cls = self.__ray_metadata__.modified_class
-        if is_prepared(cls):
+        # Where the user's class has no __init__, Ray's own takes no arguments.
+        if is_prepared(cls) and inspect.isfunction(cls.__ray_actor_class__.__init__):
             kwargs = _added(kwargs, policy_for(cls))
         return original(self, args, kwargs, **options)
 
@@ -115,7 +119,8 @@ def _calling_method(original: Callable[..., Any]) -> Callable[..., Any]:
         self: Any, method_name: str, args: Any = None, kwargs: Any = None, **options: Any
     ) -> Any:
         if is_carried_method(method_name) and MARK in self._ray_method_signatures:
-            kwargs = _added(kwargs, None)
+            (policy,) = self._ray_method_signatures[MARK][:1]
+            kwargs = _added(kwargs, policy.default)
         return original(self, method_name, args=args, kwargs=kwargs, **options)
 
     return _actor_method_call

@@ -22,6 +22,10 @@ def carrying_handle(handle: Any, policy: Policy | None) -> Any:
     """Return `handle` so that calls of its methods carry."""
     if MARK in handle._ray_method_signatures:
         return handle
+    if type(handle) is CarryingHandle:
+        if policy is None:
+            return handle
+        handle = handle.__wrapped__
     return CarryingHandle(handle, policy)
 
 
@@ -36,7 +40,9 @@ class CarryingHandle(wrapt.ObjectProxy):  # type: ignore[misc]
         found = getattr(self.__wrapped__, name)
         if not is_carried_method(name) or name not in self.__wrapped__._ray_method_signatures:
             return found
-        return _Method(self.__wrapped__, name, self._self_policy, {})
+        returns = self.__wrapped__._ray_method_num_returns.get(name)
+        options = {} if returns in {None, 1} else {"num_returns": returns}
+        return _Method(self.__wrapped__, name, self._self_policy, options)
 
     def __reduce_ex__(self, protocol: object) -> Any:
         return carrying_handle, (self.__wrapped__, self._self_policy)
@@ -58,7 +64,14 @@ class _Method:
         return _Method(self._handle, self._name, self._policy, {**self._options, **options})
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the method in the context of this moment."""
+        """
+        Call the method in the context of this moment.
+
+        Raises:
+            TypeError: If the arguments do not fit, or the method is a generator.
+        """
+        if self._handle._ray_method_is_generator.get(self._name):
+            raise TypeError(_refused(self._name, "a generator"))
         inspect.Signature(self._handle._ray_method_signatures[self._name]).bind(*args, **kwargs)
         call = self._handle.__ray_call__
         if self._options:
@@ -66,19 +79,23 @@ class _Method:
         return call.remote(_caller(self._name), payload(self._policy), *args, **kwargs)
 
 
+def _refused(name: str, kind: str) -> str:
+    return (
+        f"{name} is {kind}, and its actor was made without ctxcarry: make it with "
+        "ctxcarry.ray.remote, or ctxcarry.ray.wrap the class"
+    )
+
+
 def _caller(name: str) -> Callable[..., Any]:
     """Return a function that calls the method `name` of the actor it is given."""
 
     def call(actor: Any, contexts: Any, *args: Any, **kwargs: Any) -> Any:
-        from ctxcarry import Snapshot  # noqa: PLC0415 - in the worker
+        # In the worker, where this function comes by value.
+        from ctxcarry import Snapshot  # noqa: PLC0415
 
         method = getattr(actor, name)
         if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
-            msg = (
-                f"{name} is async, and its actor was made without ctxcarry: make it with "
-                "ctxcarry.ray.remote, or ctxcarry.ray.wrap the class"
-            )
-            raise TypeError(msg)
+            raise TypeError(_refused(name, "async"))
         if contexts is None:
             return method(*args, **kwargs)
         with Snapshot.loads(contexts, trusted=True).active():

@@ -16,6 +16,7 @@ from ctxcarry._snapshot import Snapshot
 from ctxcarry._states import same_state
 from ctxcarry._step import made_by
 from ctxcarry.boundaries._ray_payload import HIDDEN, serve_nested
+from ctxcarry.boundaries._ray_prepare import policy_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,11 +64,12 @@ def run_init(fn: Callable[..., Any], args: Args, kwargs: dict[str, Any]) -> None
     an actor under ``no_grad`` does not mean all of its life.
     """
     caller = _caller(kwargs)
-    outside = capture_with(registry.plan())
+    policy = policy_for(type(args[0]))
+    outside = capture_with(registry.plan(policy))
     with nullcontext() if caller is None else caller.active():
-        before = capture_with(registry.plan())
+        before = capture_with(registry.plan(policy))
         fn(*args, **kwargs)
-        after = capture_with(registry.plan())
+        after = capture_with(registry.plan(policy))
     note_base(args[0], _set_between(before, after, outside))
 
 

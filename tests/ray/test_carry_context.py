@@ -80,8 +80,13 @@ BASED = {"sync": work.Based, "async": work.AsyncBased}
 
 @pytest.mark.parametrize("kind", BASED)
 @pytest.mark.parametrize("order", ORDERS)
-def test_classes(made, something_set, order, kind):
+def test_classes(made, something_set, order, kind, request):
     """An actor under both decorators, in either order, has its base and its caller's contexts."""
+    if kind == "async" and order.startswith("below"):
+        # Cloudpickle takes what stands for an inherited coroutine method for a function of the
+        # module that it is from, and pickles that with all of its globals.
+        reason = "the module of the inherited methods has a ContextVar, which cannot be pickled"
+        request.applymarker(pytest.mark.xfail(strict=True, raises=TypeError, reason=reason))
 
     class Actor(BASED[kind]):
         pass
