@@ -18,7 +18,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("KEY", "CopiedContext", "copy_torchs_context", "found", "lacking", "stashed", "swap")
+__all__ = ("KEY", "CopiedContext", "copy_torchs_context", "found", "lacking", "put", "stashed")
 
 KEY: Final = "ctxcarry"  # short: torch makes a string of it each time
 _TORCHS_OWN: Final = "context"
@@ -77,21 +77,13 @@ def stashed() -> Any:
     return found(KEY) if is_stashed(KEY) else None
 
 
-def swap(wanted: object) -> object:
-    """
-    Stash `wanted` under our key on this thread, or take away what is there if it is None.
-
-    Returns:
-        What was there, or None.
-    """
-    former = stashed()
-    if wanted is None and _remove is not None:
+def put(value: object) -> None:
+    """Stash `value` under our key on this thread, or take away what is there if it is None."""
+    if value is None and _remove is not None:
         # An object left behind deadlocks the thread at its end, when it needs the GIL.
-        if former is not None:
-            _remove(KEY)
-    elif wanted is not former:
-        _stash(KEY, wanted)
-    return former
+        _remove(KEY)
+    else:
+        _stash(KEY, value)
 
 
 class CopiedContext:

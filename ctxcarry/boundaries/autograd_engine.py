@@ -47,18 +47,17 @@ class CarryingEngine(_Engine):  # type: ignore[misc]
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """Run a backward pass whose nodes find the context of this thread."""
         thread = get_ident()
-        outer, depth = current.get(thread), under_way.get(thread, 0)
-        inner = tls.stashed() is not None
-        home = 0 if depth or inner else thread
+        outer, depth, around = current.get(thread), under_way.get(thread, 0), tls.stashed()
+        home = thread if depth == 0 and around is None else 0
         under_way[thread] = depth + 1
         try:
             if not (boundary.everything or boundary.decorated):
                 return super().run_backward(*args, **kwargs)
-            if not inner and depth < _SHALLOW and not _threads_are_on():
+            if around is None and depth < _SHALLOW and not _threads_are_on():
                 # All its nodes run here.
                 current[thread] = Pass(home)
                 return super().run_backward(*args, **kwargs)
-            return self._run_carried(Backward(home), thread, args, kwargs)
+            return self._run_carried(thread, home, around, args, kwargs)
         finally:
             put_current(thread, outer)
             if depth:
@@ -67,16 +66,16 @@ class CarryingEngine(_Engine):  # type: ignore[misc]
                 del under_way[thread]
 
     def _run_carried(
-        self, backward: Backward, thread: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, thread: int, home: int, around: object, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         boundary.carried = True
+        current[thread] = backward = Backward(home)
         copied = tls.copy_torchs_context()
-        former = tls.swap(backward)
-        current[thread] = backward
+        tls.put(backward)
         try:
             return super().run_backward(*args, **kwargs)
         finally:
-            tls.swap(former)
+            tls.put(around)
             backward.end()
             if copied is not None:
                 copied.end()
