@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -18,7 +17,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("KEY", "CopiedContext", "copy_torchs_context", "found", "lacking", "put", "stashed")
+__all__ = ("KEY", "found", "lacking", "put", "stashed", "take_torchs_context_away")
 
 KEY: Final = "ctxcarry"  # short: torch makes a string of it each time
 _TORCHS_OWN: Final = "context"
@@ -86,49 +85,14 @@ def put(value: object) -> None:
         _stash(KEY, value)
 
 
-class CopiedContext:
+def take_torchs_context_away() -> None:
     """
-    A `contextvars.Context` of which each `run` enters a copy.
+    Take away the Context that torch stashed on this thread for this pass, if it did.
 
-    Torch stashes one Context for each backward pass, and compiled backwards enter
-    it. Two that are under way at once, on two threads or one within the other, fail
-    with "cannot enter context: already entered" (pytorch#185372).
+    Compiled backwards enter it, and two that are under way at once, on two threads or
+    one within the other, fail with "cannot enter context: already entered"
+    (pytorch#185372). What is stashed by us does for it: a node that finds ours runs in
+    the same variables. And torch copies all that is stashed for each node.
     """
-
-    __slots__ = ("_context",)
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    def end(self) -> None:
-        """Let go of the Context: a thread of the engine may hold this a little longer."""
-        self._context = Context()
-
-    def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call `fn` in a copy of the Context."""
-        return self._context.copy().run(fn, *args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
-
-    def __getitem__(self, variable: Any) -> Any:
-        return self._context[variable]
-
-    def __contains__(self, variable: object) -> bool:
-        return variable in self._context
-
-    def __len__(self) -> int:
-        return len(self._context)
-
-    def __iter__(self) -> Any:
-        return iter(self._context)
-
-
-def copy_torchs_context() -> CopiedContext | None:
-    """Have the Context that torch stashed on this thread, if it did, entered in copies."""
-    context = found(_TORCHS_OWN) if is_stashed(_TORCHS_OWN) else None
-    if type(context) is not Context:
-        return None
-    copied = CopiedContext(context)
-    _stash(_TORCHS_OWN, copied)
-    return copied
+    if _remove is not None and is_stashed(_TORCHS_OWN):
+        _remove(_TORCHS_OWN)

@@ -70,15 +70,14 @@ class CarryingEngine(_Engine):  # type: ignore[misc]
     ) -> Any:
         boundary.carried = True
         current[thread] = backward = Backward(home)
-        copied = tls.copy_torchs_context()
+        if boundary.everything:  # else compiled backwards have nothing but torch's
+            tls.take_torchs_context_away()
         tls.put(backward)
         try:
             return super().run_backward(*args, **kwargs)
         finally:
             tls.put(around)
             backward.end()
-            if copied is not None:
-                copied.end()
 
     def queue_callback(self, callback: Callable[[], object]) -> None:
         """Queue a callback for the end of this pass, to run in the context of the pass."""

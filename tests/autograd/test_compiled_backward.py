@@ -1,6 +1,5 @@
 """Compiled backward passes: their contexts, and the one Context that torch has them enter."""
 
-import contextvars
 import os
 import shutil
 import threading
@@ -175,26 +174,6 @@ def test_two_threads_fail(compiled, device, tap, contexts):
 def test_two_threads(compiled, device, tap, contexts):
     """With the boundary installed it can, and has what is carried besides it, too."""
     assert two_threads(compiled, device, tap, contexts) == [CARRIED]
-
-
-@fault
-@pytest.mark.usefixtures("installed")
-def test_what_stands_in_for_the_context(device, tap, contexts):
-    """It can be looked at like a Context, and entered while it is entered."""
-    own = contextvars.ContextVar("own")
-    own.set("own")
-    seen = []
-
-    def look():
-        context = torch._C._get_obj_in_tls("context")
-        assert set(context) == set(context.copy()) == set(context.keys())
-        assert len(context) == len(list(context))
-        seen.append(
-            (own in context, context[own], context.get(own), context.run(context.run, own.get))
-        )
-
-    tap(device.leaf(), look).sum().backward()
-    assert seen == [(True, "own", "own", "own")]
 
 
 @ctxcarry.carry_context

@@ -4,8 +4,8 @@ Measure what carrying adds to a backward pass.
     python tests/benchmarks/bench_autograd.py
 
 Prints Markdown. Each figure is the median of rounds in which torch as it is and
-torch with ``ctxcarry.install("autograd")`` take turns, and of the differences and
-ratios within a round. "On this thread" is a graph on the CPU; "on a thread of the
+torch with ``ctxcarry.install("autograd")`` take turns of nine passes, and of the
+differences and ratios within a round. "On this thread" is a graph on the CPU; "on a thread of the
 engine" is one on a CUDA device, or else on the thread that the engine goes on on past
 60 passes within one another.
 """
@@ -126,8 +126,9 @@ def compare(measure: Callable[[], float], rounds: int) -> tuple[list[float], lis
         for on in (False, True) if i % 2 else (True, False):  # the first finds a colder cache
             if on:
                 ctxcarry.install("autograd")
-            measure()  # the interpreter looks everything up anew after a patch
-            times[on].append(measure())
+            for _ in range(20):  # after a patch the interpreter has much to look up anew
+                measure()
+            times[on].append(statistics.median(measure() for _ in range(9)))
             ctxcarry.uninstall("autograd")
         gc.collect()
     gc.enable()
@@ -185,7 +186,7 @@ def set_everything(scope: ExitStack) -> None:
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
-    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     print(f"Python {platform.python_version()}, torch {torch.__version__}, {device}")
