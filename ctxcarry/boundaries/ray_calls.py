@@ -43,26 +43,30 @@ _signature: Any = getattr(ray.actor, "signature", None)
 
 def twin(target: Any, policy: Any = None) -> Any:
     """Return a remote function or actor class like `target` whose calls carry."""
-    if isinstance(target, ray.remote_function.RemoteFunction):
-        source = target._function
-        if isinstance(source, CarriedFunction):
-            policy = source._self_policy if policy is None else policy
-            source = source.__wrapped__
-    else:
-        source = target.__ray_metadata__.modified_class.__ray_actor_class__
-    if is_prepared(source) and policy is None:
+    if policy is None and _TWIN in vars(target):
+        return vars(target)[_TWIN]
+    source, chosen = _source_of(target), policy
+    if isinstance(source, CarriedFunction):
+        chosen = source._self_policy if policy is None else policy
+        source = source.__wrapped__
+    if is_prepared(source) and chosen is None:
         return target
-    made = vars(target).get(_TWIN) if policy is None else None
-    if made is None:
-        carried, options = prepared(source, policy), dict(target._default_options)
-        if isinstance(target, ray.remote_function.RemoteFunction):
-            made = ray.remote_function.RemoteFunction(ray.Language.PYTHON, carried, None, options)
-        else:
-            make: Any = ray.actor._make_actor
-            made = make(carried, options)
-        if policy is None:
-            setattr(target, _TWIN, made)
+    carried, options = prepared(source, chosen), dict(target._default_options)
+    if isinstance(target, ray.remote_function.RemoteFunction):
+        made = ray.remote_function.RemoteFunction(ray.Language.PYTHON, carried, None, options)
+    else:
+        make: Any = ray.actor._make_actor
+        made = make(carried, options)
+    if policy is None:
+        # Once: each remote function of its own is sent to the workers anew.
+        setattr(target, _TWIN, made)
     return made
+
+
+def _source_of(target: Any) -> Any:
+    if isinstance(target, ray.remote_function.RemoteFunction):
+        return target._function
+    return target.__ray_metadata__.modified_class.__ray_actor_class__
 
 
 def _making(original: Callable[..., Any]) -> Callable[..., Any]:

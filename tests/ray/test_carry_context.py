@@ -10,6 +10,7 @@ import ray
 import ray_work as work
 
 import ctxcarry
+from ctxcarry.boundaries import ray_calls
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -215,3 +216,13 @@ def test_a_decorated_class_derived_from(made, something_set):
         inside = actor.look.remote(), actor.both.remote()
     found = ray.get([*inside, actor.look.remote(), actor.both.remote()])
     assert [work.SET, ("there", "base"), ("base", True), ("base", "base")] == found
+
+
+def test_a_decorated_function_is_sent_once():
+    """What a `ray.remote` of before our patches returned is made to carry once, not for each call."""
+    decorated = ctxcarry.carry_context(only="contextvars")(work.probe)
+    remote = ray.remote_function.RemoteFunction(ray.Language.PYTHON, decorated, None, {})
+    ctxcarry.ray.remote(work.probe)  # puts the patches on
+    first, second = ray.get(remote.remote()), ray.get(remote.remote())
+    assert first == second
+    assert vars(remote)["_ctxcarry_twin"] is ray_calls.twin(remote)
