@@ -219,7 +219,7 @@ def test_a_decorated_class_derived_from(made, something_set):
 
 
 def test_a_decorated_function_is_sent_once():
-    """What a `ray.remote` of before our patches returned is made to carry once, not for each call."""
+    """What a `ray.remote` of before returned is made to carry once, and not for each call."""
     decorated = ctxcarry.carry_context(only="contextvars")(work.probe)
     remote = ray.remote_function.RemoteFunction(ray.Language.PYTHON, decorated, None, {})
     ctxcarry.ray.remote(work.probe)  # puts the patches on
