@@ -51,7 +51,8 @@ class RayWorker:
                 logging_level=logging.ERROR,
             )
         try:
-            self._actor = ctxcarry.ray.remote(num_cpus=0)(_Reader).remote()
+            with ctxcarry.suppress():  # what is set here is not the actor's
+                self._actor = ctxcarry.ray.remote(num_cpus=0)(_Reader).remote()
             yield
         finally:
             self._actor = None

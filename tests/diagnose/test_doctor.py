@@ -59,6 +59,7 @@ KEPT_BY_CHECKPOINT = {("torch.default_device", "recompute"), ("torch.default_dev
 OFF_IN_BACKWARD = {"torch.function_modes", "torch.default_device"}
 # Starting another process takes longer than all the rest.
 NEAR = tuple(b for b in BOUNDARIES if not b.far)
+FAR = {b.name for b in BOUNDARIES if b.far}
 # What asyncio.to_thread takes along by itself.
 CONTEXT_VARS = {
     "contextvars",
@@ -239,7 +240,7 @@ def test_every_boundary_loses_and_carries_every_context_of_a_thread(matrix):
     assert {*PER_THREAD, *GENERIC} <= set(rows)
     for each in rows.values():
         assert set(each.cells) >= ALL_BOUNDARIES
-        within = {b: c for b, c in each.cells.items() if b not in {"process", "to_thread"}}
+        within = {b: c for b, c in each.cells.items() if b not in {*FAR, "to_thread"}}
         for boundary, cell in within.items():
             if cell.carried == "torch's own":
                 continue
@@ -278,9 +279,12 @@ def test_to_thread_keeps_context_variables_only(matrix):
     assert {name for name, c in cells.items() if c.plain == "kept"} == CONTEXT_VARS & set(cells)
 
 
-def test_process_carries_what_is_portable_and_says_what_is_not(matrix):
+@pytest.mark.parametrize("boundary", ["process", "ray"])
+def test_process_carries_what_is_portable_and_says_what_is_not(matrix, boundary):
     """What travels arrives; what cannot is neutral, with the reason, and no failure."""
-    cells = {r.carrier: r.cells["process"] for r in matrix.rows if r.kind == "probed"}
+    if boundary not in {b.name for b in matrix.boundaries}:
+        pytest.skip("needs Ray")
+    cells = {r.carrier: r.cells[boundary] for r in matrix.rows if r.kind == "probed"}
     stays = {name: c for name, c in cells.items() if c.carried == "not portable"}
     assert set(stays) >= STAY
     assert all(c.ok and c.reason for c in stays.values())
