@@ -28,10 +28,11 @@ PATH = os.pathsep.join((str(HERE), str(HERE.parents[1])))
 
 
 def pytest_collection_modifyitems(items):
-    """Mark the tests of this folder."""
+    """Mark the tests of this folder, whose modules no worker can import."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("ray")
+            ray.cloudpickle.register_pickle_by_value(item.module)
 
 
 @pytest.hookimpl(wrapper=True)
