@@ -30,7 +30,7 @@ FIRST_RUN = (
 )
 TESTS = (
     "python3 -m venv .venv && "
-    '.venv/bin/pip install -q -c constraints.txt -e ".[cli,torch,triton,spmd,ray,test]" && '
+    '.venv/bin/pip install -q -c constraints.txt -e ".[cli,torch,triton,spmd,test]" && '
     ".venv/bin/python -m pytest -q"
 )
 
