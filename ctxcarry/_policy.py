@@ -177,7 +177,7 @@ def chosen(caller: str, only: _Names | None, exclude: _Names | None) -> Policy |
         ValueError: If both are given.
     """
     if only is not None and exclude is not None:
-        msg = f"{caller} takes only= or exclude=, not both"
+        msg = f"{caller} takes only= or exclude=, not both: only= names all that is carried"
         raise ValueError(msg)
     if only is not None:
         return Policy(propagate=only, unchanged=REMAINING)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ctxcarry._capture import capture_with
 from ctxcarry._carrier import Carrier
 from ctxcarry._plan import CONTEXTVARS, Plan
-from ctxcarry._policy import PROPAGATE, REMAINING, Policy, ambient_policy
+from ctxcarry._policy import PROPAGATE, REMAINING, Policy, ambient_policy, chosen
 from ctxcarry.errors import CarrierError, DuplicateCarrierError, UnknownCarrierError
 
 if TYPE_CHECKING:
@@ -131,14 +131,7 @@ class Registry:
             UnknownCarrierError: If a name is unknown.
             CarrierError: If a carrier cannot capture; nothing else happened.
         """
-        if only is None and exclude is None:
-            return capture_with(self.plan())
-        if only is not None and exclude is not None:
-            msg = "capture() takes only= or exclude=, not both: only= names all that is carried"
-            raise ValueError(msg)
-        if only is not None:
-            return capture_with(self.plan(Policy(propagate=only, unchanged=REMAINING)))
-        return capture_with(self.plan(Policy(unchanged=exclude or ())))
+        return capture_with(self.plan(chosen("capture()", only, exclude)))
 
     def plan(
         self,

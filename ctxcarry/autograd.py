@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from ctxcarry.boundaries import _autograd_tls as tls
-from ctxcarry.boundaries._backward import capture_for_engine
+from ctxcarry.boundaries._backward import call_in_pass, capture_for_engine
 from ctxcarry.boundaries._under import UnderBackward
 from ctxcarry.boundaries.autograd_engine import serve_hooks, under_way
 from ctxcarry.boundaries.recompute_context import carried_pair
@@ -116,7 +116,7 @@ class _Hook(UnderBackward):
         # A pass that was started on this very thread needs nothing.
         thread = get_ident()
         if thread in under_way or thread == self._thread or tls.stashed() is not None:
-            return super().__call__(*args)
+            return call_in_pass(self.__wrapped__, args)
         try:
             return self._snapshot.run(self.__wrapped__, *args)
         except BaseException:

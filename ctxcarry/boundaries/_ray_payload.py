@@ -14,7 +14,7 @@ from ctxcarry._wire import encode
 if TYPE_CHECKING:
     from ctxcarry._policy import Policy
 
-__all__ = ("HIDDEN", "payload", "serve_nested")
+__all__ = ("HIDDEN", "payload")
 
 HIDDEN: Final = "_ctxcarry_contexts"
 """Its name. Added when Ray has checked the arguments, and taken out before the user's code."""
@@ -53,10 +53,3 @@ def _reference(data: bytes) -> Any:
     while len(_stored) > _KEPT:
         _stored.popitem(last=False)
     return reference
-
-
-def serve_nested() -> None:
-    """Have calls that this worker makes carry as well."""
-    from ctxcarry.boundaries.ray_calls import boundary  # noqa: PLC0415 - which imports this
-
-    boundary.serve()

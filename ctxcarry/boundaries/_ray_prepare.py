@@ -47,7 +47,7 @@ def prepared(target: Any, policy: Any = None) -> Any:
     if inspect.isclass(target):
         policy = getattr(target, "__ctxcarry_class__", None) if policy is None else policy
         return _prepared_class(target, policy)
-    carried = _carrying(target, _running_task)
+    carried = _carrying(target, "run_task")
     setattr(carried, MARK, True)
     setattr(carried, _POLICY, policy)
     setattr(carried, _ORIGINAL, target)
@@ -69,13 +69,13 @@ def _prepared_class(cls: Any, policy: Any) -> Any:
             continue
         found = inspect.getattr_static(cls, name)
         if isinstance(found, staticmethod):
-            members[name] = staticmethod(_carrying(found.__func__, _running_task))
+            members[name] = staticmethod(_carrying(found.__func__, "run_task"))
         elif isinstance(found, classmethod):
-            members[name] = classmethod(_carrying(found.__func__, _running_task))
+            members[name] = classmethod(_carrying(found.__func__, "run_task"))
         elif inspect.isfunction(found):
-            members[name] = _carrying(found, _running_method)
+            members[name] = _carrying(found, "run_method")
     if inspect.isfunction(cls.__init__):
-        members["__init__"] = _carrying(cls.__init__, _running_init)
+        members["__init__"] = _carrying(cls.__init__, "run_init")
     return type(cls)(cls.__name__, (cls,), members)
 
 
@@ -89,9 +89,14 @@ def _carries_with(policy: Any) -> Callable[..., bool]:
     return carries
 
 
-def _carrying(fn: Callable[..., Any], make: Callable[[Callable[..., Any]], Any]) -> Any:
-    """Return a function of the kind of `fn` that calls it with what the hidden argument says."""
-    run = make(fn)
+def _carrying(fn: Callable[..., Any], runner: str) -> Any:
+    """Return a function of the kind of `fn` that has the `runner` of the worker call it."""
+
+    def run(args: Any, kwargs: Any) -> Any:
+        from ctxcarry.boundaries import ray_worker  # noqa: PLC0415
+
+        return getattr(ray_worker, runner)(fn, args, kwargs)
+
     carried: Callable[..., Any]
     if inspect.iscoroutinefunction(fn):
 
@@ -122,30 +127,3 @@ def _carrying(fn: Callable[..., Any], make: Callable[[Callable[..., Any]], Any])
     # A class under `carry_context` wraps the methods of those derived from it, but not these.
     setattr(wrapped, METHOD_MARK, True)
     return wrapped
-
-
-def _running_task(fn: Callable[..., Any]) -> Callable[..., Any]:
-    def run(args: Any, kwargs: Any) -> Any:
-        from ctxcarry.boundaries.ray_worker import run_task  # noqa: PLC0415
-
-        return run_task(fn, args, kwargs)
-
-    return run
-
-
-def _running_method(fn: Callable[..., Any]) -> Callable[..., Any]:
-    def run(args: Any, kwargs: Any) -> Any:
-        from ctxcarry.boundaries.ray_worker import run_method  # noqa: PLC0415
-
-        return run_method(fn, args, kwargs)
-
-    return run
-
-
-def _running_init(fn: Callable[..., Any]) -> Callable[..., Any]:
-    def run(args: Any, kwargs: Any) -> Any:
-        from ctxcarry.boundaries.ray_worker import run_init  # noqa: PLC0415
-
-        return run_init(fn, args, kwargs)
-
-    return run

@@ -15,8 +15,9 @@ from ctxcarry._fill import call_over
 from ctxcarry._snapshot import Snapshot
 from ctxcarry._states import same_state
 from ctxcarry._step import made_by
-from ctxcarry.boundaries._ray_payload import HIDDEN, serve_nested
+from ctxcarry.boundaries._ray_payload import HIDDEN
 from ctxcarry.boundaries._ray_prepare import policy_for
+from ctxcarry.boundaries.ray_calls import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +76,7 @@ def run_init(fn: Callable[..., Any], args: Args, kwargs: dict[str, Any]) -> None
 
 def _caller(kwargs: dict[str, Any]) -> Snapshot | None:
     """Take the hidden argument out of `kwargs`, and return the snapshot in it."""
-    serve_nested()
+    boundary.serve()  # so that calls which this worker makes carry as well
     payload = kwargs.pop(HIDDEN, None)
     return None if payload is None else Snapshot.loads(payload, trusted=True)
 
