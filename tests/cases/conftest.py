@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -116,3 +120,25 @@ def way(request):
     context of the first hand-over would cure the cases as well.
     """
     yield from _WAYS[request.param]()
+
+
+@pytest.fixture(scope="session")
+def told_by(tmp_path_factory):
+    """Run a program with a module of its own and a Ray of its own; give the JSON of its lines."""
+
+    def run(name, module, program):
+        directory = tmp_path_factory.mktemp(name)
+        (directory / f"{name}_work.py").write_text(module)
+        (directory / "program.py").write_text(program)
+        path = os.pathsep.join([str(Path(ctxcarry.__file__).parents[1]), str(directory)])
+        done = subprocess.run(
+            [sys.executable, str(directory / "program.py")],
+            env={**os.environ, "RAY_ADDRESS": "local", "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=300,
+        )
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    return run

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-import ctxcarry
 
 pytest.importorskip("torch")
 pytest.importorskip("ray")
@@ -80,22 +72,9 @@ ray.shutdown()
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def told(told_by):
     """Run the program; give what both groups saw, with nothing set by the driver and with."""
-    directory = tmp_path_factory.mktemp("case_17")
-    (directory / "case_17_work.py").write_text(MODULE)
-    program = directory / "program.py"
-    program.write_text(PROGRAM)
-    path = os.pathsep.join([str(Path(ctxcarry.__file__).parents[1]), str(directory)])
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        env={**os.environ, "RAY_ADDRESS": "local", "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=300,
-    )
-    return {way: seen for way, *seen in map(json.loads, done.stdout.splitlines())}
+    return {way: seen for way, *seen in told_by("case_17", MODULE, PROGRAM)}
 
 
 @pytest.mark.parametrize("way", ["plain", "uninstall"])

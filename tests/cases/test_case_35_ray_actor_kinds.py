@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-import ctxcarry
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -71,22 +63,9 @@ ray.shutdown()
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def told(told_by):
     """Run the program; give, by way and kind, whether there is an allocator and grad is on."""
-    directory = tmp_path_factory.mktemp("case_35")
-    (directory / "case_35_work.py").write_text(MODULE)
-    program = directory / "program.py"
-    program.write_text(PROGRAM)
-    path = os.pathsep.join([str(Path(ctxcarry.__file__).parents[1]), str(directory)])
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        env={**os.environ, "RAY_ADDRESS": "local", "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=300,
-    )
-    return {name: tuple(seen) for name, *seen in map(json.loads, done.stdout.splitlines())}
+    return {name: tuple(seen) for name, *seen in told_by("case_35", MODULE, PROGRAM)}
 
 
 def test_fault(told):
