@@ -82,6 +82,8 @@ class CarrierBase:
     - ``peek()`` and ``token_for(state)``: the token that brings back what is
       current now, or would bring back `state`, so that a paused coroutine and
       its consumer take turns with the very objects that each has set;
+    - ``caller(state)``: what calls a function with `state` current where the
+      context is usually not set, sooner than `apply` and `undo` do, or None;
     - ``swap``: its own way of taking turns, see `ctxcarry._swap`.
     """
 

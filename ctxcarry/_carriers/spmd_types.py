@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -132,6 +133,30 @@ class SpmdStateCarrier(CarrierBase):
         modes = FunctionModes.here()
         if modes.types or types:
             modes._replace(types=types).put()
+
+    def caller(self, state: Any) -> Callable[..., Any] | None:
+        """Return what calls a function under the meshes, if these are all there is to set."""
+        if state is MISSING or state[1] is not None:
+            return None
+        return partial(self._call_under, state[0])
+
+    def _call_under(self, stack: tuple[Any, ...], fn: Callable[..., Any], /, *args: Any) -> Any:
+        fields = self._local.__dict__
+        before = fields.get(_STACK)
+        token: object = UNCHANGED
+        if fields.get(_MODE) is not None:  # left by another node: more is to be set than the stack
+            token = self.apply((stack, None, (), ()))
+        fields[_STACK] = list(stack)
+        try:
+            return fn(*args)
+        finally:
+            del stack, fn, args  # a traceback keeps this frame
+            if before is None:
+                fields.pop(_STACK, None)
+            else:
+                fields[_STACK] = before
+            if token is not UNCHANGED:
+                self.undo(token)
 
     def dump(self, state: Any) -> object:
         """

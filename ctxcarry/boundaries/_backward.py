@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ctxcarry._activate import call_under, set_back
 from ctxcarry._capture import capture_with
@@ -22,7 +22,7 @@ from ctxcarry.boundaries._dynamo import leave_to_interpreter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ctxcarry._plan import Plan
+    from ctxcarry._plan import Plan, Step
 
 __all__ = (
     "Backward",
@@ -134,8 +134,7 @@ class Backward(Pass):
             states = tuple(state for state, want in zip(snapshot._states, wanted) if want)
             lean = full.lean(wanted)
             if len(states) == 1:
-                step = lean.steps[0]
-                enter = partial(_under_one, step.apply, step.undo, step.name, states[0])
+                enter = _under_one(lean.steps[0], states[0])
             else:
                 enter = partial(_under_all, lean, states)
         if full.in_context:
@@ -182,7 +181,17 @@ def _under_all(
         raise
 
 
-def _under_one(
+def _under_one(step: Step, state: object) -> Callable[..., Any]:
+    """Return what calls a function with one state current, the usual case."""
+    make = getattr(step.carrier, "caller", None)
+    sooner = None if make is None else make(state)
+    if sooner is None:
+        return partial(_call_under_one, step.apply, step.undo, step.name, state)
+    leave_to_interpreter(getattr(sooner, "func", sooner))
+    return cast("Callable[..., Any]", sooner)
+
+
+def _call_under_one(
     apply: Callable[[object], object],
     undo: Callable[[Any], object],
     name: str,

@@ -252,3 +252,43 @@ def test_from_another_python_thread(device, tap, contexts):
     thread.start()
     thread.join()
     assert seen == [("OTHER", "OTHER", True)]
+
+
+@pytest.mark.usefixtures("installed")
+def test_backward_and_vjp_at_once(device):
+    """Torch's own error stays."""
+
+    class Both(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad
+
+        @staticmethod
+        def vjp(ctx, grad):
+            return grad
+
+    with pytest.raises(RuntimeError, match=r"both .*backward.* and .*vjp"):
+        Both.apply(device.leaf()).sum().backward()
+
+
+def test_a_method_that_somebody_else_replaced(device, tap, contexts, monkeypatch):
+    """What stands in place of torch's method is called, in the context."""
+    called = []
+    name = "apply"
+    torchs = torch.autograd.function.BackwardCFunction.apply
+
+    def apply(self, *grads):
+        called.append(contexts.seen())
+        return torchs(self, *grads)
+
+    monkeypatch.setattr(torch.autograd.function.BackwardCFunction, name, apply)
+    ctxcarry.install("autograd")
+    try:
+        assert seen_in_backward(device, tap, contexts) == [CARRIED]
+    finally:
+        ctxcarry.uninstall("autograd")
+    assert called == [CARRIED]

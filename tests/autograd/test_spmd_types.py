@@ -267,3 +267,25 @@ def test_nothing_is_left_on_the_engines_thread(way, device, mesh, tap):
     ctxcarry.uninstall("autograd")
     tap(device.leaf(), look).sum().backward()
     assert left == [(block.threads[1], {}, [])]
+
+
+def test_nodes_find_the_mesh_whatever_another_left(mesh, device, tap):
+    """A node that leaves a type-check mode on the engine's thread leaves it to no other."""
+    seen = []
+
+    def look():
+        seen.append((_state.current_mesh(), _state._tls.__dict__.get("current_mode")))
+
+    with typecheck():
+        mode = _state._tls.current_mode
+    y = tap(device.leaf(), lambda: _state._tls.__dict__.pop("current_mode"))
+    for act in (look, lambda: setattr(_state._tls, "current_mode", mode), look):
+        y = tap(y, act)
+    ctxcarry.install("autograd")
+    try:
+        with spmd.set_current_mesh(mesh):
+            here = _state.current_mesh()
+            y.sum().backward()
+    finally:
+        ctxcarry.uninstall("autograd")
+    assert seen == [(here, None), (here, None)]
