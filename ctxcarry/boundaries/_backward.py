@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from ctxcarry._activate import call_under, set_back
 from ctxcarry._capture import capture_with
@@ -184,11 +184,11 @@ def _under_all(
 def _under_one(step: Step, state: object) -> Callable[..., Any]:
     """Return what calls a function with one state current, the usual case."""
     make = getattr(step.carrier, "caller", None)
-    sooner = None if make is None else make(state)
+    sooner: Callable[..., Any] | None = None if make is None else make(state)
     if sooner is None:
         return partial(_call_under_one, step.apply, step.undo, step.name, state)
     leave_to_interpreter(getattr(sooner, "func", sooner))
-    return cast("Callable[..., Any]", sooner)
+    return sooner
 
 
 def _call_under_one(
