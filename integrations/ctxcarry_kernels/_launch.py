@@ -1,0 +1,327 @@
+"""Launch the Triton kernels: descriptors, sizes, and the device they need to be current."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ctxcarry_kernels import _row_kernels, _tile_kernel
+from ctxcarry_kernels._plan import TILE_N, TILE_V, tiles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    from ctxcarry_kernels._settings import Settings
+
+__all__ = (
+    "INTERPRETED",
+    "Statistics",
+    "combine",
+    "from_e",
+    "gradient_coefficients",
+    "gradient_tiles",
+    "label_gradient",
+    "label_x",
+    "on_device",
+    "processors",
+    "statistics_tiles",
+)
+
+INTERPRETED: Final = not isinstance(_tile_kernel.logits_tiles, JITFunction)
+"""Whether Triton runs kernels on the CPU, for tests: ``TRITON_INTERPRET=1``."""
+
+_TILE_H: Final = 64
+_GROUP: Final = 16
+_ROWS: Final = 256
+_WARPS, _STAGES = 8, 3
+
+
+class Statistics(NamedTuple):
+    """fp32 [tiles of words, tokens] each: see `ctxcarry_kernels._tile_kernel.logits_tiles`."""
+
+    top: Tensor
+    total: Tensor
+    xtotal: Tensor
+
+    @classmethod
+    def empty(cls, words: int, rows: int, device: torch.device) -> Statistics:
+        """Return memory for the statistics of all tiles."""
+        return cls(*torch.empty((3, tiles(words), rows), device=device).unbind(0))
+
+    def since(self, word: int) -> Statistics:
+        """Return those of the tiles from `word` on."""
+        return Statistics(*(part[word // TILE_V :] for part in self))
+
+
+def processors(device: torch.device) -> int:
+    """Return the number of multiprocessors."""
+    if device.type != "cuda":
+        return 4
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def on_device(tensor: Tensor) -> AbstractContextManager[None]:
+    """
+    Have the tensor's device current, and its CUDA context bound to this thread.
+
+    A descriptor made on the host fails with "invalid device context" in a thread that
+    has run no kernel yet, which a thread of autograd may be; to ask for a device is
+    not enough.
+    """
+    return _bound(tensor.device) if tensor.is_cuda else nullcontext()
+
+
+@contextmanager
+def _bound(device: torch.device) -> Iterator[None]:
+    with torch.cuda.device(device):
+        torch.cuda.set_device(device)
+        yield
+
+
+def _descriptor(matrix: Tensor, block: tuple[int, int]) -> TensorDescriptor:
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), list(block))
+
+
+def _launch_tiles(
+    leave: Any,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    s: Settings,
+    *,
+    out: Tensor | None = None,
+    statistics: Statistics | None = None,
+    rows: tuple[Tensor, Tensor, Tensor] | None = None,
+    entropy: bool,
+) -> None:
+    n, h = hidden.shape
+    v = weight.shape[0]
+    total = -(-n // TILE_N) * tiles(v)
+    programs = min(processors(hidden.device), total)
+    # What a variant of the kernel does not touch must still be something.
+    nothing = hidden
+    top, sums, xsums = statistics or (nothing, nothing, nothing)
+    lse, a, b = rows or (nothing, nothing, nothing)
+    _tile_kernel.logits_tiles[(programs,)](
+        _descriptor(hidden, (TILE_N, _TILE_H)),
+        _descriptor(weight, (TILE_V, _TILE_H)),
+        _descriptor(hidden if out is None else out, (TILE_N, TILE_V)),
+        nothing if bias is None else bias,
+        top,
+        sums,
+        xsums,
+        lse,
+        a,
+        b,
+        n,
+        v,
+        h,
+        s.scale,
+        s.softcap,
+        TILE_N=TILE_N,
+        TILE_V=TILE_V,
+        TILE_H=_TILE_H,
+        GROUP=_GROUP,
+        PROGRAMS=programs,
+        LEAVE=leave.value,
+        RAGGED=v % TILE_V != 0,
+        ENTROPY=entropy,
+        BIAS=bias is not None,
+        SOFTCAP=s.softcap > 0,
+        num_warps=_WARPS,
+        num_stages=_STAGES,
+    )
+
+
+def statistics_tiles(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    s: Settings,
+    statistics: Statistics,
+    e: Tensor | None = None,
+) -> None:
+    """Fill in the statistics of each tile, and E where `e` is given."""
+    leave = _tile_kernel.STATISTICS if e is None else _tile_kernel.STATISTICS_AND_E
+    _launch_tiles(leave, hidden, weight, bias, s, out=e, statistics=statistics, entropy=s.entropy)
+
+
+def gradient_tiles(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    s: Settings,
+    out: Tensor,
+    rows: tuple[Tensor, Tensor, Tensor],
+    *,
+    entropy: bool,
+) -> None:
+    """Make the logits again, and leave their gradient in `out` [N, V]."""
+    _launch_tiles(
+        _tile_kernel.DLOGITS, hidden, weight, bias, s, out=out, rows=rows, entropy=entropy
+    )
+
+
+def label_x(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, s: Settings
+) -> Tensor:
+    """Return x of the label of each token, fp32 [N], -inf where it is not on this rank."""
+    n, h = hidden.shape
+    x = torch.empty(n, device=hidden.device, dtype=torch.float32)
+    _row_kernels.label_logit[(n,)](
+        hidden,
+        weight,
+        weight if bias is None else bias,
+        labels,
+        x,
+        weight.shape[0],
+        h,
+        s.first,
+        s.scale,
+        s.softcap,
+        BLOCK=1024,
+        BIAS=bias is not None,
+        SOFTCAP=s.softcap > 0,
+    )
+    return x
+
+
+def combine(
+    parts: Statistics, x: Tensor, labels: Tensor, s: Settings, *, finish: bool
+) -> tuple[Tensor, ...]:
+    """
+    Put the parts of each row together.
+
+    Returns:
+        Logprob, entropy and the logarithm (to the base 2) of the sum, fp32 [N] each;
+        or, unless `finish`, one fp32 [4, N]: maximum, sum, entropy sum and x.
+    """
+    count, n = parts.top.shape
+    results = x.new_empty((3 if finish else 4, n))
+    logp, entropy, lse = results[:3].unbind(0)
+    rows = 32 if n >= 4096 else 16  # noqa: PLR2004 - fewer rows would leave processors idle
+    _row_kernels.combine[(-(-n // rows),)](
+        parts.top,
+        parts.total,
+        parts.xtotal,
+        x,
+        labels,
+        results,
+        logp,
+        entropy,
+        lse,
+        n,
+        count,
+        parts.top.stride(0),
+        s.ignore,
+        ROWS=rows,
+        BLOCK=64,
+        ENTROPY=s.entropy,
+        FINISH=finish,
+    )
+    # An output of an operator may not be a part of another.
+    return (logp.clone(), entropy.clone(), lse.clone()) if finish else (results,)
+
+
+def gradient_coefficients(
+    dlogp: Tensor, dentropy: Tensor | None, entropy: Tensor, labels: Tensor, s: Settings
+) -> tuple[Tensor, Tensor]:
+    """Return a and b of each row, fp32 [N]: the gradient of a logit is p * (a + b * log2 p)."""
+    n = dlogp.shape[0]
+    a, b = torch.empty((2, n), device=dlogp.device, dtype=torch.float32).unbind(0)
+    _row_kernels.coefficients[(-(-n // _ROWS),)](
+        dlogp,
+        dlogp if dentropy is None else dentropy,
+        entropy,
+        labels,
+        a,
+        b,
+        n,
+        s.ignore,
+        1.0 / s.temperature,
+        BLOCK=_ROWS,
+        ENTROPY=dentropy is not None,
+    )
+    return a, b
+
+
+def label_gradient(
+    out: Tensor,
+    first: int,
+    labels: Tensor,
+    results: tuple[Tensor, Tensor, Tensor],
+    dlogp: Tensor,
+    dentropy: Tensor | None,
+    s: Settings,
+) -> None:
+    """
+    Put the gradient of each label's logit into `out` [N, V], whose words begin with `first`.
+
+    `results` are logprob, entropy and x of the label, fp32 [N] each.
+    """
+    logp, entropy, x = results
+    n, v = out.shape
+    _row_kernels.label_gradient[(-(-n // _ROWS),)](
+        out,
+        labels,
+        logp,
+        entropy,
+        dlogp,
+        dlogp if dentropy is None else dentropy,
+        x,
+        n,
+        first,
+        v,
+        out.stride(0),
+        s.ignore,
+        1.0 / s.temperature,
+        1.0 / (s.scale * s.softcap) if s.softcap else 0.0,
+        BLOCK=_ROWS,
+        ENTROPY=dentropy is not None,
+        SOFTCAP=s.softcap > 0,
+    )
+
+
+def from_e(
+    e: Tensor,
+    top: Tensor,
+    out: Tensor,
+    coefficients: tuple[Tensor, Tensor, Tensor],
+    rows: Tensor | None,
+    *,
+    entropy: bool,
+) -> None:
+    """
+    Turn E into the gradient of the logits, `out`, which may be the same memory.
+
+    E is relative to `top`, fp32 [tiles, tokens]. `coefficients` are lse, a and b of each
+    row of `out`; `rows` says which token each row is, or is None for all.
+    """
+    lse, a, b = coefficients
+    n, v = out.shape
+    count = 16
+    _row_kernels.from_e[(n, -(-tiles(v) // count))](
+        e,
+        out,
+        top,
+        lse,
+        a,
+        b,
+        lse if rows is None else rows,
+        v,
+        e.stride(0),
+        out.stride(0),
+        top.stride(0),
+        TILES=count,
+        TILE_V=TILE_V,
+        ENTROPY=entropy,
+        SOME=rows is not None,
+        APPROXIMATE=not INTERPRETED,
+        num_warps=4,
+    )
