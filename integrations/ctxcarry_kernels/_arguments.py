@@ -170,7 +170,8 @@ def _shard_start(name: str, given: int | None, words: int) -> int:
 
 def _first_word(group: str, given: int | None, words: int) -> int:
     if group:
-        return _shard_start(group, given, words)
+        start: int = _shard_start(group, given, words)
+        return start
     return 0 if given is None else int(given)
 
 

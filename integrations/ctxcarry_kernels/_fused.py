@@ -146,7 +146,7 @@ class _Backward:
         n, v, kept = self.hidden.shape[0], self.weight.shape[0], self.s.kept
         size = self.hidden.element_size()
         room = max(SCRATCH, self.e.shape[0] * padded(kept) * size if in_place else 0)
-        width = chunk_words(n, room, size, _launch.processors(self.hidden.device))
+        width = chunk_words(n, v, room, size, _launch.processors(self.hidden.device))
         recomputed = chunks(kept, v, width)
         stored = [(0, kept)] if in_place else chunks(0, kept, width)
         last = (recomputed or stored)[-1][0]
@@ -213,6 +213,8 @@ def _rows_with_gradient(
     if dentropy is not None:
         has |= dentropy != 0
     rows = (has & (labels != s.ignore)).nonzero().squeeze(1)
+    if rows.numel() == 0:  # any one: its gradient is 0, and all is done as for others
+        return rows.new_zeros(1)
     # A few rows less are not worth gathering the others.
     return rows if rows.numel() < 0.9 * hidden.shape[0] else None
 

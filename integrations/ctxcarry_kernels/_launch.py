@@ -203,8 +203,9 @@ def combine(
         or, unless `finish`, one fp32 [4, N]: maximum, sum, entropy sum and x.
     """
     count, n = parts.top.shape
-    results = x.new_empty((3 if finish else 4, n))
-    logp, entropy, lse = results[:3].unbind(0)
+    packed = x.new_empty((0, n) if finish else (4, n))
+    # Separate: an operator's results may not share memory.
+    logp, entropy, lse = (torch.empty_like(x) if finish else x for _ in range(3))
     rows = 32 if n >= 4096 else 16  # noqa: PLR2004 - fewer rows would leave processors idle
     _row_kernels.combine[(-(-n // rows),)](
         parts.top,
@@ -212,7 +213,7 @@ def combine(
         parts.xtotal,
         x,
         labels,
-        results,
+        packed if packed.numel() else x,
         logp,
         entropy,
         lse,
@@ -225,8 +226,7 @@ def combine(
         ENTROPY=s.entropy,
         FINISH=finish,
     )
-    # An output of an operator may not be a part of another.
-    return (logp.clone(), entropy.clone(), lse.clone()) if finish else (results,)
+    return (logp, entropy, lse) if finish else (packed,)
 
 
 def gradient_coefficients(

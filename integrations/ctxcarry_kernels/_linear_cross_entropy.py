@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ctxcarry_kernels import _arguments, _op
+from ctxcarry_kernels import _arguments, _function
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -117,7 +117,7 @@ def linear_cross_entropy(
     )
     if bias is not None:
         bias = bias.contiguous()
-    logprobs, entropy = _op.apply(flat, weight, bias, flat_labels, s)
+    logprobs, entropy = _function.apply(flat, weight, bias, flat_labels, s)
     if reduction == "none":
         logprobs, entropy = logprobs.reshape(labels.shape), entropy.reshape(labels.shape)
     else:

@@ -6,6 +6,8 @@ Nothing here looks at a tensor, so that a plan can be made while a graph is trac
 
 from __future__ import annotations
 
+import functools
+
 __all__ = (
     "SCRATCH",
     "TILE_N",
@@ -56,14 +58,15 @@ def kept_words(rows: int, words: int, itemsize: int, budget: int) -> int:
     return min(kept, words // TILE_V * TILE_V)
 
 
-def chunk_words(rows: int, room: int, itemsize: int, processors: int) -> int:
+@functools.lru_cache(maxsize=256)
+def chunk_words(rows: int, words: int, room: int, itemsize: int, processors: int) -> int:
     """
     Return the width of a piece of at most `room` bytes that wastes the fewest processors.
 
     The tiles of a piece run in waves, one per processor; the last wave is the shorter
     the more are idle.
     """
-    most = max(1, room // (max(rows, 1) * TILE_V * itemsize))
+    most = max(1, min(room // (max(rows, 1) * TILE_V * itemsize), tiles(words)))
     high = -(-rows // TILE_N)
 
     def busy(width: int) -> float:

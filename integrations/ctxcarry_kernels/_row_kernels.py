@@ -189,7 +189,9 @@ def label_gradient(
         ge = tl.load(dentropy_ptr + rows, mask=mine, other=0.0)
         entropy = tl.load(entropy_ptr + rows, mask=mine, other=0.0)
         back += ge * (logp + entropy)
-    d = (g - tl.exp2(logp * 1.4426950408889634) * back) * inverse_temperature
+    p = tl.exp2(logp * 1.4426950408889634)
+    # Of a label that is ruled out: 0 times -inf.
+    d = (g - tl.where(p == 0, 0.0, p * back)) * inverse_temperature
     if SOFTCAP:
         t = tl.load(x_ptr + rows, mask=mine, other=0.0) * unscale
         d *= 1.0 - t * t
@@ -244,7 +246,8 @@ def from_e(
     top = tl.load(
         max_ptr + tiles.to(tl.int64) * max_stride + token, mask=tiles * TILE_V < V, other=0.0
     )
-    shift = top - tl.load(lse_ptr + row)
+    # Finite where a bias of -inf bans a whole tile, NaN where the row is.
+    shift = tl.maximum(top - tl.load(lse_ptr + row), -1e30, propagate_nan=tl.PropagateNan.ALL)
     a = tl.load(a_ptr + row)
     mask = columns < V
     e = tl.load(e_ptr + token * e_stride + columns, mask=mask, other=0.0).to(tl.float32)

@@ -1,0 +1,86 @@
+"""Forward and backward on tensors as they are, by whichever path serves them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ctxcarry_kernels import _eager
+from ctxcarry_kernels._path import fused_for
+from ctxcarry_kernels._plan import padded, tiles
+from ctxcarry_kernels._results import Needed
+
+if TYPE_CHECKING:
+    from ctxcarry_kernels._results import Gradients, Results
+    from ctxcarry_kernels._settings import Settings
+
+__all__ = ("backward", "empty_results", "forward", "gradient", "may_consume")
+
+
+def forward(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, s: Settings
+) -> Results:
+    """Return logprob and entropy of each token, and what the backward needs."""
+    if hidden.shape[0] == 0:
+        return empty_results(hidden, s)
+    path: Any = fused_for(hidden, weight) or _eager
+    results: Results = path.forward(hidden, weight, bias, labels, s)
+    return results
+
+
+def backward(
+    tensors: tuple[Any, ...],
+    gradients: tuple[Tensor, Tensor | None],
+    needed: list[bool],
+    s: Settings,
+    *,
+    consume: bool,
+) -> Gradients:
+    """
+    Return the gradients of hidden, weight and bias, None for those not needed.
+
+    Args:
+        tensors: hidden, weight, bias, labels, and what `forward` returned.
+        gradients: Of logprob and entropy, fp32 [N] each.
+        needed: Which of the three are.
+        s: As for `forward`.
+        consume: Whether the results of `forward` may be overwritten.
+    """
+    hidden, weight, bias, labels, *results = tensors
+    if hidden.shape[0] == 0:
+        zeros = (torch.zeros_like(t) if n else None for t, n in zip(tensors, needed))
+        return tuple(zeros)  # type: ignore[return-value]
+    args = (hidden, weight, bias, labels, tuple(results), gradients, s, Needed(*needed))
+    fused = fused_for(hidden, weight)
+    if fused is None:
+        return _eager.backward(*args)
+    made: Gradients = fused.backward(*args, consume=consume)
+    return made
+
+
+def empty_results(hidden: Tensor, s: Settings) -> Results:
+    """Return results of the right sizes, with nothing in them."""
+    n = hidden.shape[0]
+    rows = [hidden.new_empty((n,), dtype=torch.float32) for _ in range(4)]
+    e = hidden.new_empty((n, padded(s.kept)))[:, : s.kept]
+    top = hidden.new_empty((tiles(s.kept), n), dtype=torch.float32)
+    return rows[0], rows[1], rows[2], rows[3], e, top
+
+
+def gradient(given: Tensor | None, hidden: Tensor) -> Tensor:
+    """Return a gradient as fp32 [N], contiguous; where none came it is 0."""
+    if given is None:
+        return hidden.new_zeros((hidden.shape[0],), dtype=torch.float32)
+    return given.float().contiguous()
+
+
+def may_consume() -> bool:
+    """
+    Say whether nobody can ask for this pass again, so that E may be overwritten.
+
+    Not with ``retain_graph=True``, or where this torch cannot tell.
+    """
+    keeps = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return keeps is not None and not keeps() and not torch.is_grad_enabled()

@@ -1,0 +1,70 @@
+"""How long something takes, on a GPU or on the CPU."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ("free", "milliseconds", "milliseconds_together")
+
+_WARMUP = 100
+
+
+def milliseconds(run: Callable[[], object], device: str, span: int) -> float:
+    """
+    Return the median time of a call.
+
+    Args:
+        run: What to time.
+        device: "cuda" or "cpu".
+        span: For about how many milliseconds to repeat it.
+    """
+    if device == "cuda":
+        from triton.testing import do_bench  # noqa: PLC0415 - not there without a GPU
+
+        timed: Any = do_bench(run, warmup=_WARMUP, rep=span, return_mode="median")
+        return float(timed)
+    from torch.utils.benchmark import Timer  # noqa: PLC0415 - slow to import
+
+    timer = Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
+    return float(timer.blocked_autorange(min_run_time=span / 1000).median * 1000)
+
+
+def milliseconds_together(run: Callable[[], object], device: str, calls: int) -> float:
+    """Return the median time of a fixed number of calls, which all ranks make together."""
+    import time  # noqa: PLC0415
+
+    import torch.distributed as dist  # noqa: PLC0415
+
+    run()
+    times = []
+    for _ in range(calls):
+        dist.barrier()
+        if device == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            run()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(end))
+        else:
+            before = time.perf_counter()
+            run()
+            times.append((time.perf_counter() - before) * 1000)
+    slowest = torch.tensor(statistics.median(times), device=device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return float(slowest)
+
+
+def free(device: str) -> None:
+    """Give memory back to the device, so that one candidate does not use another's."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
