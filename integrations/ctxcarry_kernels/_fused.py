@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -33,13 +33,7 @@ def forward(
     with _launch.on_device(hidden):
         statistics = Statistics.empty(v, n, hidden.device)
         e = hidden.new_empty((n, padded(s.kept)))[:, : s.kept]
-        if s.kept:
-            head = None if bias is None else bias[: s.kept]
-            _launch.statistics_tiles(hidden, weight[: s.kept], head, s, statistics, e)
-        if s.kept < v:
-            tail = None if bias is None else bias[s.kept :]
-            rest = statistics.since(s.kept)
-            _launch.statistics_tiles(hidden, weight[s.kept :], tail, s, rest)
+        _launch.statistics_tiles(hidden, weight, bias, s, statistics, e)
         x = _launch.label_x(hidden, weight, bias, labels, s)
         if s.group:
             (packed,) = _launch.combine(statistics, x, labels, s, finish=False)
@@ -49,8 +43,9 @@ def forward(
         else:
             parts = statistics
         logp, entropy, lse = _launch.combine(parts, x, labels, s, finish=True)
-        # Cloned unless it is all of the memory, which would stay with it.
-        top = statistics.top[: tiles(s.kept)].clone()
+        top = statistics.top
+        if s.kept < v:  # a copy: the rest need not stay
+            top = top[: tiles(s.kept)].clone()
     return logp, entropy, lse, x, e, top
 
 
@@ -99,13 +94,9 @@ class _Backward:
         pick: Callable[[Tensor], Tensor]
         pick = (lambda t: t) if self.rows is None else (lambda t: t.index_select(0, self.rows))  # type: ignore[arg-type]
         self.hidden, self.labels = pick(hidden), pick(labels)
-        self.results = pick(logp), pick(entropy), pick(x)
+        self.logp, self.entropy, self.lse, self.x = map(pick, (logp, entropy, lse, x))
         self.dlogp = pick(dlogp)
         self.dentropy = None if dentropy is None else pick(dentropy)
-        a, b = _launch.gradient_coefficients(
-            self.dlogp, self.dentropy, self.results[1], self.labels, s
-        )
-        self.of_rows = pick(lse), a, b
 
     def run(self, needed: Needed, *, consume: bool) -> Gradients:
         """Go over the pieces, and add up what each gives."""
@@ -158,32 +149,44 @@ class _Backward:
             memory = self.hidden.new_empty(n * widest) if widest else memory
         for first, words in stored:
             d = self.e if in_place else _matrix(memory, n, words)
-            top = self.top[first // TILE_V :]
-            source = self.e[:, first:]
-            entropy = self.dentropy is not None
-            _launch.from_e(source, top, d, self.of_rows, self.rows, entropy=entropy)
-            yield first, self._with_labels(d, first), first == last
+            self._from_e(first, d)
+            yield first, d, first == last
+        coefficients = self._coefficients() if recomputed else None
         for first, words in recomputed:
             d = _matrix(memory, n, words)
-            weight = self.weight[first : first + words]
-            bias = None if self.bias is None else self.bias[first : first + words]
-            _launch.gradient_tiles(
-                self.hidden,
-                weight,
-                bias,
-                self.s,
-                d,
-                self.of_rows,
-                entropy=self.dentropy is not None,
-            )
-            yield first, self._with_labels(d, first), first == last
+            self._recompute(first, d, coefficients)
+            yield first, d, first == last
 
-    def _with_labels(self, d: Tensor, first: int) -> Tensor:
-        start = self.s.first + first
-        _launch.label_gradient(
-            d, start, self.labels, self.results, self.dlogp, self.dentropy, self.s
+    def _from_e(self, first: int, d: Tensor) -> None:
+        _launch.from_e(
+            self.e[:, first:],
+            self.top[first // TILE_V :],
+            d,
+            self.s.first + first,
+            self.labels,
+            (self.logp, self.entropy, self.lse),
+            self.dlogp,
+            self.dentropy,
+            self.rows,
+            self.s,
         )
-        return d
+
+    def _coefficients(self) -> tuple[Tensor, Tensor, Tensor]:
+        a, b = _launch.gradient_coefficients(
+            self.dlogp, self.dentropy, self.entropy, self.labels, self.s
+        )
+        return self.lse, a, b
+
+    def _recompute(self, first: int, d: Tensor, coefficients: Any) -> None:
+        words = slice(first, first + d.shape[1])
+        bias = None if self.bias is None else self.bias[words]
+        entropy = self.dentropy is not None
+        _launch.gradient_tiles(
+            self.hidden, self.weight[words], bias, self.s, d, coefficients, entropy=entropy
+        )
+        results = self.logp, self.entropy, self.x
+        start = self.s.first + first
+        _launch.label_gradient(d, start, self.labels, results, self.dlogp, self.dentropy, self.s)
 
     def _all_tokens(self, of_rows: Tensor) -> Tensor:
         if self.rows is None:

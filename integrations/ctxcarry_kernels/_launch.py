@@ -10,7 +10,7 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ctxcarry_kernels import _row_kernels, _tile_kernel
+from ctxcarry_kernels import _gluon, _row_kernels, _tile_kernel
 from ctxcarry_kernels._plan import TILE_N, TILE_V, tiles
 
 if TYPE_CHECKING:
@@ -52,11 +52,8 @@ class Statistics(NamedTuple):
     @classmethod
     def empty(cls, words: int, rows: int, device: torch.device) -> Statistics:
         """Return memory for the statistics of all tiles."""
-        return cls(*torch.empty((3, tiles(words), rows), device=device).unbind(0))
-
-    def since(self, word: int) -> Statistics:
-        """Return those of the tiles from `word` on."""
-        return Statistics(*(part[word // TILE_V :] for part in self))
+        size = (tiles(words), rows)
+        return cls(*(torch.empty(size, device=device, dtype=torch.float32) for _ in range(3)))
 
 
 def processors(device: torch.device) -> int:
@@ -139,17 +136,44 @@ def _launch_tiles(
     )
 
 
+def _by_gluon(bias: Tensor | None, s: Settings) -> bool:
+    return not INTERPRETED and _gluon.serves(bias, s)
+
+
 def statistics_tiles(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     s: Settings,
     statistics: Statistics,
-    e: Tensor | None = None,
+    e: Tensor,
 ) -> None:
-    """Fill in the statistics of each tile, and E where `e` is given."""
-    leave = _tile_kernel.STATISTICS if e is None else _tile_kernel.STATISTICS_AND_E
-    _launch_tiles(leave, hidden, weight, bias, s, out=e, statistics=statistics, entropy=s.entropy)
+    """Fill in the statistics of each tile, and E [N, kept] of the first words."""
+    kept = e.shape[1]
+    if kept and _by_gluon(bias, s):
+        _gluon.tiles(hidden, weight, s, e, statistics=statistics, entropy=s.entropy)
+        return
+    if kept:
+        _launch_tiles(
+            _tile_kernel.STATISTICS_AND_E,
+            hidden,
+            weight[:kept],
+            None if bias is None else bias[:kept],
+            s,
+            out=e,
+            statistics=statistics,
+            entropy=s.entropy,
+        )
+    if kept < weight.shape[0]:
+        _launch_tiles(
+            _tile_kernel.STATISTICS,
+            hidden,
+            weight[kept:],
+            None if bias is None else bias[kept:],
+            s,
+            statistics=Statistics(*(part[kept // TILE_V :] for part in statistics)),
+            entropy=s.entropy,
+        )
 
 
 def gradient_tiles(
@@ -163,6 +187,9 @@ def gradient_tiles(
     entropy: bool,
 ) -> None:
     """Make the logits again, and leave their gradient in `out` [N, V]."""
+    if _by_gluon(bias, s):
+        _gluon.tiles(hidden, weight, s, out, rows=rows, entropy=entropy)
+        return
     _launch_tiles(
         _tile_kernel.DLOGITS, hidden, weight, bias, s, out=out, rows=rows, entropy=entropy
     )
@@ -292,18 +319,21 @@ def from_e(
     e: Tensor,
     top: Tensor,
     out: Tensor,
-    coefficients: tuple[Tensor, Tensor, Tensor],
+    first: int,
+    labels: Tensor,
+    results: tuple[Tensor, Tensor, Tensor],
+    dlogp: Tensor,
+    dentropy: Tensor | None,
     rows: Tensor | None,
-    *,
-    entropy: bool,
+    s: Settings,
 ) -> None:
     """
     Turn E into the gradient of the logits, `out`, which may be the same memory.
 
-    E is relative to `top`, fp32 [tiles, tokens]. `coefficients` are lse, a and b of each
-    row of `out`; `rows` says which token each row is, or is None for all.
+    E is relative to `top`, fp32 [tiles, tokens]. `results` are logprob, entropy and lse of
+    each row of `out`; `rows` says which token each row is, or is None for all.
     """
-    lse, a, b = coefficients
+    logp, entropy, lse = results
     n, v = out.shape
     count = 16
     _row_kernels.from_e[(n, -(-tiles(v) // count))](
@@ -311,16 +341,22 @@ def from_e(
         out,
         top,
         lse,
-        a,
-        b,
-        lse if rows is None else rows,
+        logp,
+        entropy,
+        dlogp,
+        dlogp if dentropy is None else dentropy,
+        labels,
+        labels if rows is None else rows,
+        first,
         v,
         e.stride(0),
         out.stride(0),
         top.stride(0),
+        s.ignore,
+        1.0 / s.temperature,
         TILES=count,
         TILE_V=TILE_V,
-        ENTROPY=entropy,
+        ENTROPY=dentropy is not None,
         SOME=rows is not None,
         APPROXIMATE=not INTERPRETED,
         num_warps=4,

@@ -215,13 +215,19 @@ def from_e(
     d_ptr,
     max_ptr,
     lse_ptr,
-    a_ptr,
-    b_ptr,
+    logp_ptr,
+    entropy_ptr,
+    dlogp_ptr,
+    dentropy_ptr,
+    labels_ptr,
     rows_ptr,
+    first,
     V,
     e_stride,
     d_stride,
     max_stride,
+    ignore,
+    inverse_temperature,
     TILES: tl.constexpr,
     TILE_V: tl.constexpr,
     ENTROPY: tl.constexpr,
@@ -231,31 +237,46 @@ def from_e(
     """
     Turn E into the gradient of the logits, one row and `TILES` tiles per program.
 
+    Does for its row what `coefficients` and `label_gradient` do for recomputed tiles.
+
     Args:
         e_ptr: [tokens, V] with E; `d_ptr` [N, V] may be the same memory.
         max_ptr: fp32 [tiles, tokens]: the maximum that E is relative to.
         rows_ptr: int64 [N], with `SOME`: which tokens the N rows are.
-        lse_ptr, a_ptr, b_ptr: fp32 [N].
+        lse_ptr, logp_ptr, entropy_ptr, dlogp_ptr, dentropy_ptr: fp32 [N].
+        labels_ptr: [N], of which `first` is the first that has a column.
     """
     row = tl.program_id(0).to(tl.int64)
     token = row
     if SOME:
         token = tl.load(rows_ptr + row)
+    label = tl.load(labels_ptr + row).to(tl.int64)
+    kept = label != ignore
+    g = tl.load(dlogp_ptr + row, mask=kept, other=0.0)
+    logp = tl.load(logp_ptr + row)
+    a = -g * inverse_temperature
+    back = g
+    if ENTROPY:
+        ge = tl.load(dentropy_ptr + row, mask=kept, other=0.0)
+        entropy = tl.load(entropy_ptr + row)
+        a -= ge * entropy * inverse_temperature
+        b = -ge * (0.6931471805599453 * inverse_temperature)
+        back += ge * (logp + entropy)
     tiles = tl.program_id(1) * TILES + tl.arange(0, TILES)
     columns = tiles[:, None] * TILE_V + tl.arange(0, TILE_V)[None, :]
-    top = tl.load(
-        max_ptr + tiles.to(tl.int64) * max_stride + token, mask=tiles * TILE_V < V, other=0.0
-    )
+    at = tiles.to(tl.int64) * max_stride + token
+    top = tl.load(max_ptr + at, mask=tiles * TILE_V < V, other=0.0)
     # Finite where a bias of -inf bans a whole tile, NaN where the row is.
     shift = tl.maximum(top - tl.load(lse_ptr + row), -1e30, propagate_nan=tl.PropagateNan.ALL)
-    a = tl.load(a_ptr + row)
     mask = columns < V
     e = tl.load(e_ptr + token * e_stride + columns, mask=mask, other=0.0).to(tl.float32)
     d = e * tl.exp2(shift)[:, None]
     if ENTROPY:
-        b = tl.load(b_ptr + row)
-        logp = _log2(tl.maximum(e, 1.2e-38), APPROXIMATE) + shift[:, None]
-        d *= a + b * logp
+        d *= a + b * (_log2(tl.maximum(e, 1.2e-38), APPROXIMATE) + shift[:, None])
     else:
         d *= a
+    p = tl.exp2(logp * 1.4426950408889634)
+    # From the logprob in fp32; of a label that is ruled out: 0 times -inf.
+    of_label = (g - tl.where(p == 0, 0.0, p * back)) * inverse_temperature
+    d = tl.where(kept & (columns == label - first), of_label, d)
     tl.store(d_ptr + row * d_stride + columns, d.to(d_ptr.dtype.element_ty), mask=mask)

@@ -126,5 +126,7 @@ def _bytes(text: str, size: Size) -> int | None:
 
 def _name(text: str, room: int) -> str:
     if text in {"default", "all"}:
-        return f"{text} ({room / (1 << 30):.1f} GiB)" if room >> 30 else f"{text} ({room >> 20} MiB)"
+        return (
+            f"{text} ({room / (1 << 30):.1f} GiB)" if room >> 30 else f"{text} ({room >> 20} MiB)"
+        )
     return f"budget {text}"

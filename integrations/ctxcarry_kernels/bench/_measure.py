@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -120,13 +121,13 @@ def measure(
     for candidate, row in zip(candidates, rows):
         if not row.error:
             say(f"{size}: {row.name}: errors and memory")
-            _try(row, lambda c=candidate, r=row: _errors(c, r, inputs, expected))  # type: ignore[misc]
+            _try(row, partial(_errors, candidate, row, inputs, expected))
         free(device)
     del expected
     for candidate, row in zip(candidates, rows):
         if not row.error and device == "cuda":
             free(device)
-            _try(row, lambda c=candidate, r=row: _memory(c, r, inputs))  # type: ignore[misc]
+            _try(row, partial(_memory, candidate, row, inputs))
     masked = inputs.half_masked()
     of_baseline: dict[str, list[float]] = {}
     for turn in range(rounds):
@@ -135,10 +136,7 @@ def measure(
         for candidate, row in zip(candidates, rows):
             if not row.error:
                 free(device)
-                _try(
-                    row,
-                    lambda c=candidate, r=row: _time(c, r, inputs, masked, device, span),  # type: ignore[misc]
-                )
+                _try(row, partial(_time, candidate, row, inputs, masked, device, span))
     free(device)
     baseline = _baseline("cuBLAS" if device == "cuda" else "torch.mm", of_baseline)
     for row in rows:
@@ -185,9 +183,7 @@ def _memory(candidate: Candidate, row: Row, inputs: Inputs) -> None:
     row.held_mib = held / (1 << 20)
 
 
-def _time_baseline(
-    times: dict[str, list[float]], inputs: Inputs, device: str, span: int
-) -> None:
+def _time_baseline(times: dict[str, list[float]], inputs: Inputs, device: str, span: int) -> None:
     hidden, weight = inputs.hidden.detach(), inputs.weight.detach()
     logits = hidden @ weight.t()
     dhidden, dweight = torch.empty_like(hidden), torch.empty_like(weight)
@@ -230,4 +226,5 @@ def _summarise(row: Row, baseline: Baseline) -> None:
     row.forward_backward_ratio = times["forward_backward"] / baseline.floor_ms
     backward = times["forward_backward"] - times["forward"]
     if "masked" in times and backward > 0:
-        row.masked_backward_ratio = (times["masked"] - times["forward"]) / backward
+        masked = max(0.0, times["masked"] - times["forward"])
+        row.masked_backward_ratio = masked / backward

@@ -42,8 +42,8 @@ def verl(group: ProcessGroup | None = None) -> Call:
     Raises:
         UnavailableError: If it is not installed, or there is no CUDA device.
     """
-    _needs_cuda()
     place = _place("verl")
+    _needs_cuda()
     device = ModuleType("verl.utils.device")
     vars(device).update(
         get_device_capability=torch.cuda.get_device_capability,
@@ -70,8 +70,8 @@ def liger() -> Call:
     Raises:
         UnavailableError: If it is not installed, or there is no CUDA device.
     """
-    _needs_cuda()
     _place("liger_kernel")
+    _needs_cuda()
     ops: Any = import_module("liger_kernel.ops.fused_linear_scaled_cross_entropy")
     function = ops.LigerFusedLinearScaledCrossEntropyFunction
 
@@ -89,8 +89,8 @@ def cut_cross_entropy() -> Call:
     Raises:
         UnavailableError: If it is not installed, or there is no CUDA device.
     """
-    _needs_cuda()
     _place("cut_cross_entropy")
+    _needs_cuda()
     package: Any = import_module("cut_cross_entropy")
 
     def call(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, None]:
