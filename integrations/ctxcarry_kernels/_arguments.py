@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ctxcarry_kernels import _group
+from ctxcarry_kernels._path import why_never_fused
 from ctxcarry_kernels._plan import SCRATCH, kept_words
 from ctxcarry_kernels._settings import Settings
 
@@ -92,6 +93,7 @@ def settings(
     hidden: Tensor,
     weight: Tensor,
     labels: Tensor,
+    head: Tensor,
     *,
     temperature: float,
     softcap: float | None,
@@ -102,10 +104,14 @@ def settings(
     deterministic: bool | None,
     return_entropy: bool,
 ) -> Settings:
-    """Return what the operators take, for hidden [N, H]."""
+    """
+    Return what the operators take, for hidden [N, H].
+
+    `head` is the weight as the caller has it, which is the same object from call to call.
+    """
     words = weight.shape[0]
     group = _group_name(process_group)
-    first = _first_word(group, vocab_start, words)
+    first = _first_word(group, vocab_start, head)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     if os.environ.get(_CHECK) and not torch.compiler.is_compiling():
@@ -114,7 +120,7 @@ def settings(
     budget = _budget(memory_budget, hidden.device)
     kept = 0
     # With a cap E does not tell the logit well enough; without gradients nobody asks for it.
-    if needs_gradient and softcap is None and _keeps(hidden, weight):
+    if needs_gradient and softcap is None and _keeps(hidden.device, hidden.dtype, hidden.shape[1]):
         kept = kept_words(hidden.shape[0], words, hidden.element_size(), budget)
     return Settings(
         temperature=float(temperature),
@@ -133,17 +139,15 @@ def under_autocast(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the tensors in the type of the autocast region, if there is one, as a linear layer."""
     kind = hidden.device.type if isinstance(hidden, Tensor) else "cpu"
-    if not torch.is_autocast_enabled(kind):
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
         return hidden, weight, bias
     dtype = torch.get_autocast_dtype(kind)
     return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
-def _keeps(hidden: Tensor, weight: Tensor) -> bool:
-    # Not asked of a tensor that is traced, which has no memory.
-    from ctxcarry_kernels._path import why_not_fused  # noqa: PLC0415
-
-    return torch.compiler.is_compiling() or why_not_fused(hidden, weight) is None
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator,unused-ignore]
+def _keeps(device: torch.device, dtype: torch.dtype, features: int) -> bool:
+    return why_never_fused(device, dtype, features) is None
 
 
 def _group_name(group: ProcessGroup | Literal[False] | None) -> str:
@@ -164,15 +168,17 @@ def _size(name: str) -> int:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator,unused-ignore]
-def _shard_start(name: str, given: int | None, words: int) -> int:
+def _traced_start(name: str, given: int | None, words: int) -> int:
     return _group.shard_start(name, given, words)
 
 
-def _first_word(group: str, given: int | None, words: int) -> int:
-    if group:
-        start: int = _shard_start(group, given, words)
+def _first_word(group: str, given: int | None, weight: Tensor) -> int:
+    if not group:
+        return 0 if given is None else int(given)
+    if torch.compiler.is_compiling():
+        start: int = _traced_start(group, given, weight.shape[0])
         return start
-    return 0 if given is None else int(given)
+    return _group.known_start(group, given, weight)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator,unused-ignore]

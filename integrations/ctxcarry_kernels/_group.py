@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ctxcarry import process_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("ambient_name", "gather", "reduce_sum", "resolve", "shard_start", "total_words")
+__all__ = (
+    "ambient_name",
+    "gather",
+    "known_start",
+    "reduce_sum",
+    "resolve",
+    "shard_start",
+    "total_words",
+)
 
 
 def ambient_name() -> str:
@@ -31,12 +39,27 @@ def resolve(name: str) -> dist.ProcessGroup:
     return found
 
 
-@functools.cache
+_known: Any = WeakTensorKeyDictionary()
+
+
+def known_start(name: str, given: int | None, weight: Tensor) -> int:
+    """
+    Return what `shard_start` says, which is asked once for each weight.
+
+    Kept with the weight, which ranks have in step with one another, and not with its
+    size: of two heads, one may have the same size on this rank and not on another.
+    """
+    group, words = resolve(name), weight.shape[0]
+    known = _known.get(weight)
+    if known is None or known[0] is not group or known[1:3] != (given, words):
+        known = _known[weight] = (group, given, words, shard_start(name, given, words))
+    start: int = known[3]
+    return start
+
+
 def shard_start(name: str, given: int | None, words: int) -> int:
     """
-    Return the first word of this rank; all ranks must ask at the same time.
-
-    They tell each other once for each size: then it is known.
+    Return the first word of this rank, for which all ranks must ask at the same time.
 
     Args:
         name: Of the group.
@@ -75,9 +98,10 @@ def _refuse(told: list[Any], why: str) -> None:
 
 def gather(packed: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return ``packed`` of all ranks, in their order, along a new first dimension."""
-    everyone = packed.new_empty((group.size(), *packed.shape))
+    rows, columns = packed.shape
+    everyone = packed.new_empty((group.size() * rows, columns))
     dist.all_gather_into_tensor(everyone, packed.contiguous(), group=group)
-    return everyone
+    return everyone.view(group.size(), rows, columns)
 
 
 def reduce_sum(total: Tensor, group: dist.ProcessGroup) -> Callable[[], object]:

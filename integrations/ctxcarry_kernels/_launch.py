@@ -40,6 +40,8 @@ _TILE_H: Final = 64
 _GROUP: Final = 16
 _ROWS: Final = 256
 _WARPS, _STAGES = 8, 3
+# Said outright: Triton 3.9 warns that what it does by default will change, and 3.10 has changed.
+_ALWAYS: Final = {"enable_fp_fusion": True}
 
 
 class Statistics(NamedTuple):
@@ -133,6 +135,7 @@ def _launch_tiles(
         SOFTCAP=s.softcap > 0,
         num_warps=_WARPS,
         num_stages=_STAGES,
+        **_ALWAYS,
     )
 
 
@@ -215,6 +218,7 @@ def label_x(
         BLOCK=1024,
         BIAS=bias is not None,
         SOFTCAP=s.softcap > 0,
+        **_ALWAYS,
     )
     return x
 
@@ -252,6 +256,7 @@ def combine(
         BLOCK=64,
         ENTROPY=s.entropy,
         FINISH=finish,
+        **_ALWAYS,
     )
     return (logp, entropy, lse) if finish else (packed,)
 
@@ -274,6 +279,7 @@ def gradient_coefficients(
         1.0 / s.temperature,
         BLOCK=_ROWS,
         ENTROPY=dentropy is not None,
+        **_ALWAYS,
     )
     return a, b
 
@@ -312,6 +318,7 @@ def label_gradient(
         BLOCK=_ROWS,
         ENTROPY=dentropy is not None,
         SOFTCAP=s.softcap > 0,
+        **_ALWAYS,
     )
 
 
@@ -360,4 +367,5 @@ def from_e(
         SOME=rows is not None,
         APPROXIMATE=not INTERPRETED,
         num_warps=4,
+        **_ALWAYS,
     )

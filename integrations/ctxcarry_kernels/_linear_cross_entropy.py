@@ -96,6 +96,7 @@ def linear_cross_entropy(
         ValueError: For shapes, devices or numbers that do not match, or shards of the
             vocabulary that do not add up.
     """
+    head = weight
     _arguments.check_numbers(temperature, softcap, reduction)
     hidden, weight, bias = _arguments.under_autocast(hidden, weight, bias)
     _arguments.check_tensors(hidden, weight, labels, bias)
@@ -106,6 +107,7 @@ def linear_cross_entropy(
         flat,
         weight,
         flat_labels,
+        head,
         temperature=temperature,
         softcap=softcap,
         ignore_index=ignore_index,

@@ -15,7 +15,7 @@ from ctxcarry_kernels._gemm import has_fp32_output
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ("fused_for", "why_not_fused")
+__all__ = ("fused_for", "why_never_fused", "why_not_fused")
 
 _HOPPER = (9, 0)
 
@@ -33,16 +33,20 @@ def why_not_fused(hidden: Tensor, weight: Tensor) -> str | None:
         hidden: [N, H].
         weight: [V, H], of the same type and device.
     """
-    reason = _lacking() or _unsuitable(hidden.device, hidden.dtype)
+    reason = why_never_fused(hidden.device, hidden.dtype, hidden.shape[1])
     if reason is not None:
         return reason
-    if hidden.shape[1] * hidden.element_size() % 16:
-        return (
-            f"rows of {hidden.shape[1]} elements, which are no multiple of 16 bytes, as TMA needs"
-        )
     if (hidden.data_ptr() | weight.data_ptr()) % 16:
         return "memory that does not begin at a multiple of 16 bytes, as TMA needs"
     return None
+
+
+def why_never_fused(device: torch.device, dtype: torch.dtype, features: int) -> str | None:
+    """Return why the Triton kernels do not serve hidden states [N, `features`], or None."""
+    reason = _lacking() or _unsuitable(device, dtype)
+    if reason is None and features * dtype.itemsize % 16:
+        return f"rows of {features} elements, which are no multiple of 16 bytes, as TMA needs"
+    return reason
 
 
 @functools.cache

@@ -25,7 +25,7 @@ __all__ = ("DEFAULT_BUDGETS", "Candidate", "check_budget", "load_peers", "ours")
 
 DEFAULT_BUDGETS = ("0", "default", "all")
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*(KiB|MiB|GiB|)")
+_AMOUNT = re.compile(r"(\d+)|(\d+(?:\.\d+)?) ?(KiB|MiB|GiB)")
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,8 @@ def _bytes(text: str, size: Size) -> int | None:
         return size.all_of_e
     match = _AMOUNT.fullmatch(text)
     assert match is not None
-    return int(float(match[1]) * _UNITS[match[2]])
+    number, unit = match[1] or match[2], match[3] or ""
+    return int(float(number) * _UNITS[unit])
 
 
 def _name(text: str, room: int) -> str:

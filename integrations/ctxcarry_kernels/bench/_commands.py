@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import torch
 import typer
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from ctxcarry_kernels.bench._tensor_parallel import Parallel
 
 __all__ = ("app",)
+
+_Given = TypeVar("_Given")
+_Made = TypeVar("_Made")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -82,44 +85,34 @@ def bench(
 
     On a GPU the default takes about four minutes. Without one, give a small --size.
     """
-    for path in filter(None, (json_file, plot_file)):
-        if not path.resolve().parent.is_dir():
-            message = f"{path}: there is no such folder"
-            raise typer.BadParameter(message)
-    if plot_file is not None:
-        if tensor_parallel is not None:
-            message = "--plot draws what one GPU measures; leave --tensor-parallel out"
-            raise typer.BadParameter(message)
-        _checked(check_plot)
+    _check_files(json_file, plot_file, parallel=tensor_parallel is not None)
     sizes = [_checked(Size.parse, text) for text in size or ()]
-    for text in budget or ():
+    budgets = budget or DEFAULT_BUDGETS
+    for text in budgets:
         _checked(check_budget, text)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not sizes:
         message = "there is no CUDA device: give a small --size, such as 64,64,512"
         raise typer.BadParameter(message)
-    console, progress = _consoles()
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = 200
     described = environment(device)
     show_environment(described, console)
-
-    def say(what: str) -> None:
-        progress.print(what)
-
     tables: list[Table] = []
     parallel: list[Parallel] = []
-    if tensor_parallel is not None:
-        for each in sizes or DEFAULT_SIZES[:1]:
-            say(f"{each}: over {tensor_parallel} ranks")
-            parallel.append(measure_parallel(each, tensor_parallel, peers=peers, rounds=rounds))
-            show_parallel(parallel[-1], console, markdown=markdown)
-    else:
+    if tensor_parallel is None:
         why = why_not_fused(*_like_inputs(device))
         console.print("path: " + ("Triton kernels" if why is None else f"plain torch: {why}"))
         others = load_peers() if peers else []
         for each in sizes or DEFAULT_SIZES:
-            candidates = [*ours(each, budget or DEFAULT_BUDGETS), *others]
-            tables.append(measure(each, candidates, device, rounds=rounds, span=span, say=say))
+            candidates = [*ours(each, budgets), *others]
+            tables.append(measure(each, candidates, device, rounds=rounds, span=span, say=_say))
             show_table(tables[-1], console, markdown=markdown)
+    else:
+        for each in sizes or DEFAULT_SIZES[:1]:
+            parallel.append(measure_parallel(each, tensor_parallel, peers=peers, rounds=rounds))
+            show_parallel(parallel[-1], console, markdown=markdown)
     if json_file is not None:
         data = as_data(described, tables, parallel, rounds=rounds, span=span)
         json_file.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
@@ -129,19 +122,29 @@ def bench(
         raise typer.Exit(1)
 
 
-def _checked(check: Callable[..., Size | None], *args: str) -> Size:
+def _check_files(json_file: Path | None, plot_file: Path | None, *, parallel: bool) -> None:
+    """Refuse, before anything is measured, a file that cannot be written afterwards."""
+    for path in filter(None, (json_file, plot_file)):
+        if not path.resolve().parent.is_dir():
+            message = f"{path}: there is no such folder"
+            raise typer.BadParameter(message)
+    if plot_file is None:
+        return
+    if parallel:
+        message = "--plot draws what one GPU measures; leave --tensor-parallel out"
+        raise typer.BadParameter(message)
+    _checked(check_plot, plot_file)
+
+
+def _checked(check: Callable[[_Given], _Made], given: _Given) -> _Made:
     try:
-        return check(*args)  # type: ignore[return-value]
+        return check(given)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
 
-def _consoles() -> tuple[Console, Console]:
-    # Without colours, markup and highlighting: names and error texts contain brackets.
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = 200
-    return console, Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
+def _say(what: str) -> None:
+    sys.stderr.write(f"{what}\n")
 
 
 def _like_inputs(device: str) -> tuple[torch.Tensor, torch.Tensor]:

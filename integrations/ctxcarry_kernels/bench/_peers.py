@@ -135,7 +135,7 @@ def _place(package: str) -> str:
     """Return the folder of a package, without importing it."""
     spec = None if sys.modules.get(package) is not None else find_spec(package)
     known = getattr(sys.modules.get(package), "__path__", None)
-    places = list(known or (spec.submodule_search_locations if spec else None) or ())
+    places: list[str] = list(known or (spec.submodule_search_locations if spec else None) or ())
     if not places:
         msg = f"{package} is not installed"
         raise UnavailableError(msg)

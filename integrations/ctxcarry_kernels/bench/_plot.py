@@ -16,13 +16,19 @@ __all__ = ("check_plot", "plot")
 _OURS, _OTHERS = "#3f51b5", "#9e9e9e"
 
 
-def check_plot() -> None:
+_KINDS = (".svg", ".png", ".pdf")
+
+
+def check_plot(path: Path) -> None:
     """
-    Make sure that there is something to plot with, before anything is measured.
+    Make sure that a plot can be made, before anything is measured.
 
     Raises:
-        ValueError: If matplotlib is not installed.
+        ValueError: If matplotlib is not installed, or the file is of another kind.
     """
+    if path.suffix not in _KINDS:
+        msg = f"{path}: a plot is one of {', '.join(_KINDS)}"
+        raise ValueError(msg)
     try:
         import_module("matplotlib")
     except ModuleNotFoundError as error:
@@ -55,11 +61,12 @@ def plot(tables: Sequence[Table], path: Path) -> None:
 
 
 def _bars(axis: Any, rows: Sequence[Row], table: Table) -> None:
-    names = [row.name for row in rows]
+    names = [f"{row.name} ({number})" for number, row in enumerate(rows, 1)]
     ratios = [row.forward_backward_ratio or 0.0 for row in rows]
     bars = axis.barh(names, ratios, color=[_colour(row) for row in rows])
-    axis.bar_label(bars, fmt="%.2f", padding=3)
     axis.axvline(1.0, color="black", linewidth=0.8)
+    behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+    axis.bar_label(bars, fmt="%.2f", padding=3, bbox=behind)
     axis.invert_yaxis()
     axis.margins(x=0.12)
     axis.set_title(str(table.size), loc="left")
@@ -67,18 +74,18 @@ def _bars(axis: Any, rows: Sequence[Row], table: Table) -> None:
 
 
 def _points(axis: Any, rows: Sequence[Row]) -> None:
-    known = [row for row in rows if row.extra_mib is not None]
+    known = [(number, row) for number, row in enumerate(rows, 1) if row.extra_mib is not None]
     if not known:
         axis.set_axis_off()
         return
-    for row in known:
+    for number, row in known:
         at = row.extra_mib, row.forward_backward_ratio
         axis.scatter(*at, color=_colour(row))
-        axis.annotate(row.name, at, xytext=(5, 4), textcoords="offset points", fontsize=7)
+        axis.annotate(str(number), at, xytext=(4, 4), textcoords="offset points")
     # Some have next to nothing, some gigabytes.
     axis.set_xscale("symlog", linthresh=100)
     axis.axhline(1.0, color="black", linewidth=0.8)
-    axis.margins(x=0.25, y=0.15)
+    axis.margins(x=0.1, y=0.15)
     axis.set_xlabel("extra memory, MiB")
     axis.set_ylabel("forward + backward, ratio")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import multiprocessing
+from torch.multiprocessing.spawn import spawn
 
 from ctxcarry_kernels import linear_cross_entropy
 from ctxcarry_kernels.bench._candidates import Candidate
@@ -93,7 +93,7 @@ def measure_parallel(size: Size, ranks: int, *, peers: bool, rounds: int) -> Par
     """
     with tempfile.TemporaryDirectory() as folder:
         arguments = (ranks, folder, tuple(size), peers, rounds)
-        multiprocessing.spawn(_rank, arguments, nprocs=ranks)  # type: ignore[no-untyped-call]
+        spawn(_rank, arguments, nprocs=ranks)  # type: ignore[no-untyped-call,unused-ignore]
         found = json.loads((Path(folder) / "found.json").read_text("utf-8"))
     return Parallel(
         size,
@@ -118,8 +118,13 @@ def _rank(rank: int, ranks: int, folder: str, size: tuple[int, int, int], *rest:
         torch.cuda.set_device(rank % cards)
     else:
         torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
-    store = dist.FileStore(str(Path(folder) / "store"), ranks)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+    dist.init_process_group(
+        backend,
+        init_method=(Path(folder) / "store").as_uri(),
+        rank=rank,
+        world_size=ranks,
+        device_id=torch.device("cuda", rank) if backend == "nccl" else None,
+    )
     try:
         checks = [_check(name, words, device) for name, words in _divisions(ranks)]
         rows = _time_all(Size(*size), device, peers=peers, rounds=rounds)
