@@ -1,9 +1,14 @@
-"""What all tests share: a Context for each test, and a look at whether an object is gone."""
+"""What all tests share: a Context for each test, a look at whether an object is gone, a Ray."""
 
 import gc
+import os
 from contextvars import copy_context
+from functools import partial
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -27,3 +32,30 @@ def is_collected():
         return reference() is None
 
     return check
+
+
+@pytest.fixture(scope="session")
+def ray_nodes():
+    """
+    Give a Ray in processes of its own, with one node, which programs and tests connect to.
+
+    To start one takes longer than nearly any test, and to connect to it does not.
+    """
+    cluster = pytest.importorskip("ray.cluster_utils").Cluster()
+    # Where its workers find ctxcarry, and what the tests of Ray call.
+    path = ROOT, ROOT / "tests" / "ray", os.environ.get("PYTHONPATH")
+    cluster.add_node = partial(
+        cluster.add_node,
+        env_vars={"PYTHONPATH": os.pathsep.join(str(part) for part in path if part)},
+        include_dashboard=False,
+        object_store_memory=80 << 20,
+    )
+    cluster.add_node(num_cpus=4, resources={"here": 1})
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
+def ray_address(ray_nodes):
+    """Return where that Ray is."""
+    return ray_nodes.address

@@ -1,6 +1,5 @@
-"""One local Ray for all of these tests, started with the first of them and gone after the last."""
+"""One connection to Ray for all of these tests, made with the first and gone after the last."""
 
-import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 import ctxcarry
 
 HERE = Path(__file__).parent
-# The path of a driver is that of its workers, and of the programs that tests start.
+# The path of a driver is that of its workers.
 sys.path.insert(0, str(HERE))
 
 try:
@@ -24,8 +23,6 @@ else:
 
 import ray_work as work  # noqa: E402 - found by its path
 
-PATH = os.pathsep.join((str(HERE), str(HERE.parents[1])))
-
 
 def pytest_collection_modifyitems(items):
     """Mark the tests of this folder, whose modules no worker can import."""
@@ -37,30 +34,17 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item, nextitem):
-    """Stop Ray before the tests of other folders."""
+    """Leave Ray before the tests of other folders."""
     yield
     if nextitem is None or HERE not in nextitem.path.parents:
         ray.shutdown()
 
 
 @pytest.fixture(scope="session")
-def cluster():
-    """Start Ray, and return its address."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = PATH
-    try:
-        ray.init(
-            num_cpus=4,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            object_store_memory=80 << 20,
-        )
-    finally:
-        os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
-    yield ray.get_runtime_context().gcs_address
+def cluster(ray_address):
+    """Connect to Ray, and return its address."""
+    ray.init(ray_address, log_to_driver=False, logging_level="ERROR")
+    yield ray_address
     ray.shutdown()
 
 

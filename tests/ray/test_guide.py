@@ -29,15 +29,15 @@ def test_all_are_found():
 
 
 @pytest.mark.parametrize(("name", "source", "shown"), PROGRAMS, ids=[name for name, *_ in PROGRAMS])
-def test_prints_what_the_page_shows(tmp_path, name, source, shown):
-    """Each is a whole program, which starts Ray by itself."""
+def test_prints_what_the_page_shows(tmp_path, ray_address, name, source, shown):
+    """Each is a whole program, which finds Ray by itself."""
     program = tmp_path / name
     program.write_text(source)
     done = subprocess.run(
         [sys.executable, str(program)],
         env={
             **os.environ,
-            "RAY_ADDRESS": "local",
+            "RAY_ADDRESS": ray_address,
             "PYTHONPATH": str(Path(ctxcarry.__file__).parents[1]),
         },
         stdout=subprocess.PIPE,

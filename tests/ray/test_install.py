@@ -22,10 +22,7 @@ import json
 import ray
 
 def start(**options):
-    ray.init(
-        num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-        object_store_memory=80 << 20, **options,
-    )
+    ray.init(log_to_driver=False, logging_level="ERROR", **options)
 
 def tell(name, value):
     print(json.dumps([name, value]), flush=True)
@@ -160,14 +157,14 @@ AFTER = "import subject, ctxcarry; ctxcarry.install('ray')"
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, ray_address):
     """Give a function that runs a program, after some lines, and returns what it told."""
     (tmp_path / "start.py").write_text(START)
     (tmp_path / "ambient.py").write_text(AMBIENT)
     (tmp_path / "subject.py").write_text(SUBJECT)
     root = str(Path(ctxcarry.__file__).parents[1])
 
-    def run(program, first=""):
+    def run(program, first="", address=ray_address):
         path = tmp_path / "program.py"
         path.write_text(program)
         done = subprocess.run(
@@ -179,7 +176,7 @@ def run(tmp_path):
             cwd=tmp_path,
             env={
                 **os.environ,
-                "RAY_ADDRESS": "local",
+                "RAY_ADDRESS": address,
                 "PYTHONPATH": os.pathsep.join([root, str(tmp_path)]),
             },
             capture_output=True,
@@ -209,6 +206,7 @@ def test_calls(run, first):
 
 
 HOOKS = """
+import os
 import torch
 from start import start, tell
 import ambient, ray, subject
@@ -218,7 +216,9 @@ def hook():
     ambient.hooked.append("callable")
 
 for own in (hook, "ambient.hook"):
-    start(runtime_env={"worker_process_setup_hook": own, "env_vars": {"OWN": "1"}})
+    # A hook runs before its worker has the path of the driver.
+    path = {"PYTHONPATH": os.environ["PYTHONPATH"]}
+    start(runtime_env={"worker_process_setup_hook": own, "env_vars": path})
     with torch.no_grad():
         tell(str(own)[:4], ray.get(subject.was_hooked.remote()))
     ray.shutdown()
@@ -246,7 +246,7 @@ ray.shutdown()
 
 @pytest.mark.parametrize("first", [BEFORE, AFTER], ids=["before ray", "after ray"])
 def test_without_init(run, first):
-    """Ray that starts itself at the first call has workers that carry too."""
+    """Ray that connects itself at the first call has workers that carry too."""
     told = run(AUTOMATIC, first)
     assert {name: CARRIED[name] for name in ("task", "nested")} == told
 
