@@ -10,6 +10,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# From 2.60 on a Ray that a test starts has its process, and all that it starts, use a token,
+# which it puts into the home directory. A Ray without one then takes the owners of its actors
+# for dead, and ends them. Ray reads this when it is imported.
+os.environ["RAY_AUTH_MODE"] = "disabled"
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):

@@ -123,8 +123,8 @@ def way(request):
 
 
 @pytest.fixture(scope="session")
-def told_by(tmp_path_factory):
-    """Run a program with a module of its own and a Ray of its own; give the JSON of its lines."""
+def told_by(tmp_path_factory, ray_address):
+    """Run a program with a module of its own, which uses Ray; give the JSON of its lines."""
 
     def run(name, module, program):
         directory = tmp_path_factory.mktemp(name)
@@ -133,7 +133,7 @@ def told_by(tmp_path_factory):
         path = os.pathsep.join([str(Path(ctxcarry.__file__).parents[1]), str(directory)])
         done = subprocess.run(
             [sys.executable, str(directory / "program.py")],
-            env={**os.environ, "RAY_ADDRESS": "local", "PYTHONPATH": path},
+            env={**os.environ, "RAY_ADDRESS": ray_address, "PYTHONPATH": path},
             stdout=subprocess.PIPE,
             text=True,
             check=True,

@@ -55,10 +55,7 @@ def ask(way, remote, cls=Actor):
     variable.reset(token)
     print(json.dumps([way, nothing, there]))
 
-ray.init(
-    num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-    object_store_memory=80 << 20,
-)
+ray.init(log_to_driver=False, logging_level="ERROR")
 ask("plain", ray.remote)
 ask("remote", ctxcarry.ray.remote)
 ask("wrap", lambda **options: lambda cls: ctxcarry.ray.wrap(ray.remote(**options)(cls)))

@@ -23,15 +23,9 @@ pytestmark = pytest.mark.ray
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    """Start Ray for these tests."""
-    ray.init(
-        "local",
-        num_cpus=1,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=80 << 20,
-    )
+def cluster(ray_address):
+    """Connect to Ray for these tests."""
+    ray.init(ray_address, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()
 

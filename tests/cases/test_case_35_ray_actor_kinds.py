@@ -49,10 +49,7 @@ def ask(way, remote):
         made = actor.remote()
         print(json.dumps([f"{way}, {kind}", *ray.get(made.method.remote())]))
 
-ray.init(
-    num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-    object_store_memory=80 << 20,
-)
+ray.init(log_to_driver=False, logging_level="ERROR")
 ask("plain", ray.remote)
 ask("remote", ctxcarry.ray.remote)
 ask("wrap", lambda cls: ctxcarry.ray.wrap(ray.remote(cls)))

@@ -60,6 +60,8 @@ OFF_IN_BACKWARD = {"torch.function_modes", "torch.default_device"}
 # Starting another process takes longer than all the rest.
 NEAR = tuple(b for b in BOUNDARIES if not b.far)
 FAR = {b.name for b in BOUNDARIES if b.far}
+# Starting a Ray takes longer still.
+WITHOUT_RAY = tuple(b for b in BOUNDARIES if b.needs != "ray")
 # What asyncio.to_thread takes along by itself.
 CONTEXT_VARS = {
     "contextvars",
@@ -279,7 +281,7 @@ def test_to_thread_keeps_context_variables_only(matrix):
     assert {name for name, c in cells.items() if c.plain == "kept"} == CONTEXT_VARS & set(cells)
 
 
-@pytest.mark.parametrize("boundary", ["process", "ray"])
+@pytest.mark.parametrize("boundary", ["process", pytest.param("ray", marks=pytest.mark.ray)])
 def test_process_carries_what_is_portable_and_says_what_is_not(matrix, boundary):
     """What travels arrives; what cannot is neutral, with the reason, and no failure."""
     if boundary not in {b.name for b in matrix.boundaries}:
@@ -293,6 +295,21 @@ def test_process_carries_what_is_portable_and_says_what_is_not(matrix, boundary)
     assert {("lost", "ok", "clean", None)} == {
         (c.plain, c.carried, c.after, c.error) for c in travels.values()
     }
+
+
+@pytest.mark.ray
+def test_ray_of_the_program_is_used(ray_address):
+    """A Ray that the program is connected to is crossed, and not left."""
+    import ray
+
+    ray.init(ray_address, log_to_driver=False, logging_level="ERROR")
+    try:
+        matrix = run_matrix([b for b in BOUNDARIES if b.name == "ray"])
+        assert ray_address == ray.get_runtime_context().gcs_address
+    finally:
+        ray.shutdown()
+    cells = [r.cells["ray"] for r in matrix.rows if r.kind == "probed"]
+    assert {"ok", "not portable"} == {cell.carried for cell in cells}
 
 
 def test_boundary_of_an_absent_package_has_no_column():
@@ -361,7 +378,7 @@ def test_default_process_group_of_the_program_is_used():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         group = dist.group.WORLD
-        matrix = run_matrix()
+        matrix = run_matrix(WITHOUT_RAY)
         assert group is dist.group.WORLD
     finally:
         dist.destroy_process_group()
@@ -371,7 +388,7 @@ def test_default_process_group_of_the_program_is_used():
 def test_working_carrier_is_ok(probed):
     """A carrier of one's own that works passes."""
     probed(Slot())
-    matrix = run_matrix()
+    matrix = run_matrix(WITHOUT_RAY)
     assert row(matrix, "test.slot").cells.keys() >= ALL_BOUNDARIES
     assert matrix.ok
 
