@@ -45,9 +45,9 @@ def ask(way, remote):
         "max_concurrency": remote(Base).options(max_concurrency=2),
         "async": remote(Async),
     }
-    for kind, actor in kinds.items():
-        made = actor.remote()
-        print(json.dumps([f"{way}, {kind}", *ray.get(made.method.remote())]))
+    actors = [actor.remote() for actor in kinds.values()]
+    for kind, seen in zip(kinds, ray.get([actor.method.remote() for actor in actors])):
+        print(json.dumps([f"{way}, {kind}", *seen]))
 
 ray.init(log_to_driver=False, logging_level="ERROR")
 ask("plain", ray.remote)

@@ -109,10 +109,7 @@ def ask(kind, cls, prefix=None, **options):
     for group in pool.pgs:
         ray.util.remove_placement_group(group)
 
-ray.init(
-    num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-    object_store_memory=80 << 20,
-)
+ray.init(log_to_driver=False, logging_level="ERROR")
 ask("threaded", Trainer, max_concurrency=2)
 ask("async", AsyncTrainer)
 ask("fused", Trainer, prefix="actor", max_concurrency=2)
@@ -120,7 +117,7 @@ ray.shutdown()
 """
 
 
-def ask(directory, way):
+def ask(directory, address, way):
     """Run the program; return what each kind of group saw, with grad mode on and off."""
     (directory / "verl_trainers.py").write_text(MODULE)
     program = directory / "program.py"
@@ -130,7 +127,7 @@ def ask(directory, way):
         [sys.executable, str(program), way],
         env={
             **os.environ,
-            "RAY_ADDRESS": "local",
+            "RAY_ADDRESS": address,
             "PYTHONPATH": os.pathsep.join(filter(None, path)),
         },
         capture_output=True,
@@ -148,18 +145,18 @@ def both(batch, *seen):
     return [[rank, batch, *seen] for rank in range(2)]
 
 
-def test_fault(tmp_path):
+def test_fault(tmp_path, ray_address):
     """A group as it is loses the allocator and the mesh, and the driver's grad mode."""
-    told = ask(tmp_path, "plain")
+    told = ask(tmp_path, ray_address, "plain")
     lost = "no allocator", "no mesh", True
     assert [both(1, *lost), both(2, *lost)] == told["threaded"] == told["fused"]
     assert {"no allocator"} == {seen[2] for ranks in told["async"] for seen in ranks}
 
 
 @pytest.mark.parametrize("way", ["install", "remote"])
-def test_cure(tmp_path, way):
+def test_cure(tmp_path, ray_address, way):
     """The group has both, and grad mode as it is at the call."""
-    told = ask(tmp_path, way)
+    told = ask(tmp_path, ray_address, way)
     there = "Tensor", ["tp"]
     carried = [both(1, *there, True), both(2, *there, False)]
     assert carried == told["threaded"] == told["async"]
