@@ -58,17 +58,28 @@ def _clean():
 
 
 @pytest.fixture
-def something_set():
-    """Return a context manager that sets what `work.SET` says."""
+def variable_set():
+    """Return a context manager that sets the variable: no worker has to import torch for it."""
 
     @contextmanager
     def scope(value="there"):
         token = work.VARIABLE.set(value)
         try:
-            with torch.no_grad():
-                yield
+            yield
         finally:
             work.VARIABLE.reset(token)
+
+    return scope
+
+
+@pytest.fixture
+def something_set(variable_set):
+    """Return a context manager that sets what `work.SET` says."""
+
+    @contextmanager
+    def scope(value="there"):
+        with variable_set(value), torch.no_grad():
+            yield
 
     return scope
 

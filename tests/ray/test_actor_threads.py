@@ -13,12 +13,12 @@ import ctxcarry
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-def test_threads(made, something_set):
+def test_threads(made, variable_set):
     """All threads of an actor have its base, which those of a plain actor have not."""
     for make, base in ((ctxcarry.ray.remote, "base"), (ray.remote, "unset")):
         actor = made(make(max_concurrency=3)(work.Based))
         assert (base, True) == ray.get(actor.elsewhere.remote())
-        with something_set():
+        with variable_set():
             calls = [actor.elsewhere.remote() for _ in range(6)]
         inside = "there" if make is ctxcarry.ray.remote else "unset"
         assert [(inside, True)] * 6 == ray.get(calls)

@@ -67,7 +67,7 @@ def test_what_a_method_sets_stays(made, cls):
         assert "by a method" == ray.get(actor.read.remote()), make
 
 
-def test_what_a_method_sets_under_its_caller(made, something_set):
+def test_what_a_method_sets_under_its_caller(made, variable_set):
     """What a method sets over a value of its caller's goes with the call; other things stay."""
 
     @ctxcarry.ray.remote
@@ -81,22 +81,22 @@ def test_what_a_method_sets_under_its_caller(made, something_set):
             return work.both()
 
     actor = made(Actor)
-    with something_set():
+    with variable_set():
         inside = ray.get(actor.set.remote())
     after = ray.get(actor.look.remote())
     assert (("by a method",) * 2, ("unset", "by a method")) == (inside, after)
 
 
-def test_without_init(made, something_set):
+def test_without_init(made, variable_set):
     """A class without an ``__init__`` can be made where something is set, and carries."""
     cls = ctxcarry.ray.remote(work.Reader)
-    with something_set():
+    with variable_set():
         actor = made(cls)
         found = ray.get(actor.read.remote())
     assert ("there", "unset") == (found, ray.get(actor.read.remote()))
 
 
-def test_named_actors(made, something_set):
+def test_named_actors(made, variable_set):
     """A handle from `ray.get_actor`, of a detached actor too, carries."""
     name = f"named-{uuid.uuid4()}"
     cls = ctxcarry.ray.remote(work.Based).options(
@@ -104,20 +104,20 @@ def test_named_actors(made, something_set):
     )
     made(cls)
     handle = ray.get_actor(name, namespace="ctxcarry")
-    with something_set():
+    with variable_set():
         found = handle.read.remote()
     assert ["there", ("base", True)] == ray.get([found, handle.elsewhere.remote()])
 
 
-def test_get_if_exists(made, something_set):
+def test_get_if_exists(made, variable_set):
     """An actor that is there already is reached by get_if_exists, and carries."""
     cls = ctxcarry.ray.remote(work.Reader).options(name=f"{uuid.uuid4()}", get_if_exists=True)
     made(cls)
-    with something_set():
+    with variable_set():
         assert "there" == ray.get(cls.remote().read.remote())
 
 
-def test_actors_in_actors_and_handles(made, something_set):
+def test_actors_in_actors_and_handles(made, variable_set):
     """Calls of actors that an actor made, and of handles passed on, carry in turn."""
 
     @ctxcarry.ray.remote(num_cpus=0)
@@ -143,12 +143,12 @@ def test_actors_in_actors_and_handles(made, something_set):
         return ray.get([*calls, handle.read.remote()])
 
     outside = asked()
-    with something_set():
+    with variable_set():
         inside = asked()
     assert (["inner"] * 4, ["there"] * 4) == (outside, inside)
 
 
-def test_workers_in_a_dict(made, something_set):
+def test_workers_in_a_dict(made, variable_set):
     """Objects that an actor keeps, reached by name as in a fused worker, have what is carried."""
     inner = ctxcarry.ray.remote(work.Based)
 
@@ -163,13 +163,13 @@ def test_workers_in_a_dict(made, something_set):
     actor = made(Fused)
     calls = ("actor", "read"), ("critic", "read"), ("actor", "elsewhere")
     outside = ray.get([actor.call.remote(*call) for call in calls])
-    with something_set():
+    with variable_set():
         inside = ray.get([actor.call.remote(*call) for call in calls])
     assert ["base", "base", ("base", True)] == outside
     assert ["there", "there", ("there", True)] == inside
 
 
-def test_kinds_of_methods(made, something_set):
+def test_kinds_of_methods(made, variable_set):
     """Static and class methods, `__call__`, inherited and overridden ones carry."""
 
     class Parent:
@@ -207,7 +207,7 @@ def test_kinds_of_methods(made, something_set):
             return work.read(), self.number
 
     actor = made(Child, 7)
-    with something_set():
+    with variable_set():
         methods = actor.inherited, actor.overridden, actor.__call__
         found = ray.get([method.remote() for method in methods])
         others = ray.get([actor.static.remote(), actor.of_class.remote(keyword=1)])
@@ -250,7 +250,7 @@ def test_init_that_registers_a_carrier(made):
     assert "base" == ray.get(made(Actor).look.remote())
 
 
-def test_an_error_in_init(made, something_set):
+def test_an_error_in_init(made, variable_set):
     """An error in ``__init__`` is told as by plain Ray, with the user's error in it."""
 
     @ctxcarry.ray.remote
@@ -261,7 +261,7 @@ def test_an_error_in_init(made, something_set):
         def look(self):
             """Do nothing."""
 
-    with something_set(), pytest.raises(ray.exceptions.ActorDiedError, match=r"\(7, 'there'\)"):
+    with variable_set(), pytest.raises(ray.exceptions.ActorDiedError, match=r"\(7, 'there'\)"):
         ray.get(made(Actor).look.remote())
 
 

@@ -81,7 +81,7 @@ BASED = {"sync": work.Based, "async": work.AsyncBased}
 
 @pytest.mark.parametrize("kind", BASED)
 @pytest.mark.parametrize("order", ORDERS)
-def test_classes(made, something_set, order, kind, request):
+def test_classes(made, variable_set, order, kind, request):
     """An actor under both decorators, in either order, has its base and its caller's contexts."""
     if kind == "async" and order.startswith("below"):
         # Cloudpickle takes what stands for an inherited coroutine method for a function of the
@@ -97,7 +97,7 @@ def test_classes(made, something_set, order, kind, request):
     actor = made(cls)
     work.VARIABLE.reset(token)
     outside = actor.read.remote()
-    with something_set():
+    with variable_set():
         inside = actor.read.remote()
     assert ["creator", "base", "there"] == ray.get(
         [actor.found_when_made.remote(), outside, inside]

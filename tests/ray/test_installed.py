@@ -30,10 +30,10 @@ def test_tasks(something_set, installed):
     assert [work.SET, work.UNSET] == ray.get([inside, after])
 
 
-def test_actors(made, something_set, installed):
+def test_actors(made, variable_set, installed):
     """Actors that were made remote before and created now have a base and carry."""
     actor = made(ray.remote(max_concurrency=2)(work.Based))
-    with something_set():
+    with variable_set():
         inside = actor.read.remote()
     outside = actor.elsewhere.remote()
     ctxcarry.uninstall("ray")
@@ -43,11 +43,11 @@ def test_actors(made, something_set, installed):
     assert ("base", True) == ray.get(actor.elsewhere.remote())
 
 
-def test_handles_from_before(made, something_set):
+def test_handles_from_before(made, variable_set):
     """An actor that was created before stays plain, and works as it did."""
     actor = made(ray.remote(work.Reader))
     ctxcarry.install("ray")
-    with something_set():
+    with variable_set():
         assert "unset" == ray.get(actor.read.remote())
     ctxcarry.uninstall("ray")
 
@@ -60,10 +60,10 @@ def test_handles_in_tasks(made, something_set, installed):
     assert "there" == read
 
 
-def test_get_actor(made, something_set, installed):
+def test_get_actor(made, variable_set, installed):
     """A handle that is looked up by name carries."""
     made(ray.remote(work.Reader).options(name="installed"))
-    with something_set():
+    with variable_set():
         assert "there" == ray.get(ray.get_actor("installed").read.remote())
 
 

@@ -73,10 +73,10 @@ def test_wrong_arguments_of_a_task(something_set):
         assert (1, 2, 4) == ray.get(carried.remote(1, keyword=4))
 
 
-def test_wrong_arguments_of_an_actor(made, something_set):
+def test_wrong_arguments_of_an_actor(made, variable_set):
     """Wrong arguments of an actor and of its methods are refused in the words of plain Ray."""
     carried, plain = ctxcarry.ray.remote(Actor), ray.remote(Actor)
-    with something_set():
+    with variable_set():
         handles = made(carried, 1), made(plain, 1)
         told = [refused(lambda c=c: c.remote(1, 2)) for c in (carried, plain)]
         told += [refused(lambda h=h: h.method.remote()) for h in handles]

@@ -65,14 +65,14 @@ def test_nested_tasks(something_set):
         assert [("there", "unset"), ("there", "by outer")] == ray.get(outer.remote())
 
 
-def test_options(something_set):
+def test_options(variable_set):
     """Options at the decorator and at the call are Ray's, and the calls carry."""
 
     @ctxcarry.ray.remote(num_returns=2)
     def two():
         return work.read(), "second"
 
-    with something_set():
+    with variable_set():
         pair = ray.get(two.remote())
         one = ray.get(two.options(num_returns=1, name="renamed").remote())
     assert (["there", "second"], ("there", "second")) == (pair, one)

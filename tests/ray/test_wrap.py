@@ -45,22 +45,22 @@ def test_a_function(something_set):
     assert [work.SET, work.SET, work.UNSET] == ray.get(list(found))
 
 
-def test_options_of_a_function(something_set):
+def test_options_of_a_function(variable_set):
     """The options that a remote function was made with are those of the wrapped one."""
 
     @ray.remote(num_returns=2)
     def two():
         return work.read(), "second"
 
-    with something_set():
+    with variable_set():
         assert ["there", "second"] == ray.get(ctxcarry.ray.wrap(two).remote())
 
 
-def test_a_class(made, something_set):
+def test_a_class(made, variable_set):
     """A wrapped actor class has a base and carries; the one it was made of has neither."""
     plain = ray.remote(max_concurrency=2)(Plain)
     carried, other = made(ctxcarry.ray.wrap(plain)), made(plain)
-    with something_set():
+    with variable_set():
         inside = [actor.read.remote() for actor in (carried, other)]
     outside = [actor.read.remote() for actor in (carried, other)]
     assert (["there", "unset"], ["base", "unset"]) == (ray.get(inside), ray.get(outside))
@@ -79,26 +79,26 @@ def test_choices(made, something_set):
     assert [("there", True)] + [("unset", False)] * 4 == found
 
 
-def test_a_handle(made, something_set):
+def test_a_handle(made, variable_set):
     """Methods of a wrapped handle have their caller's contexts, and those of the handle not."""
     handle = made(ray.remote(max_concurrency=2)(Plain))
     wrapped = ctxcarry.ray.wrap(handle)
-    with something_set():
+    with variable_set():
         found = wrapped.look.remote(1, second=3), handle.look.remote(1)
     assert [(1, 3, "there"), (1, 2, "unset")] == ray.get(list(found))
     assert (1, 2, "unset") == ray.get(wrapped.look.remote(1))
 
 
-def test_what_a_method_of_a_wrapped_handle_sets(made, something_set):
+def test_what_a_method_of_a_wrapped_handle_sets(made, variable_set):
     """What a method of a wrapped handle sets stays set, as without."""
     wrapped = ctxcarry.ray.wrap(made(ray.remote(work.Based)))
     ray.get(wrapped.set.remote("by a method"))
-    with something_set():
+    with variable_set():
         inside = ray.get(wrapped.read.remote())
     assert ("there", "by a method") == (inside, ray.get(wrapped.read.remote()))
 
 
-def test_a_wrapped_handle_that_is_passed_on(made, something_set):
+def test_a_wrapped_handle_that_is_passed_on(made, variable_set):
     """Ray passes the handle on without what we put around it: it is to be wrapped again there."""
 
     @ctxcarry.ray.remote
@@ -107,14 +107,14 @@ def test_a_wrapped_handle_that_is_passed_on(made, something_set):
         return ray.get([handle.read.remote(), again.read.remote()])
 
     wrapped = ctxcarry.ray.wrap(made(ray.remote(work.Reader)))
-    with something_set():
+    with variable_set():
         assert ["unset", "there"] == ray.get(ask.remote(wrapped))
 
 
-def test_arguments_and_errors_of_a_wrapped_handle(made, something_set):
+def test_arguments_and_errors_of_a_wrapped_handle(made, variable_set):
     """A wrapped handle refuses wrong arguments at the call, and errors are the user's."""
     wrapped = ctxcarry.ray.wrap(made(ray.remote(Plain)))
-    with something_set():
+    with variable_set():
         with pytest.raises(TypeError, match="first"):
             wrapped.look.remote()
         with pytest.raises(work.OwnError) as caught:
@@ -124,10 +124,10 @@ def test_arguments_and_errors_of_a_wrapped_handle(made, something_set):
         wrapped.nothing  # noqa: B018
 
 
-def test_results_of_a_wrapped_handle(made, something_set):
+def test_results_of_a_wrapped_handle(made, variable_set):
     """How many results a method returns is as `ray.method` says."""
     wrapped = ctxcarry.ray.wrap(made(ray.remote(Plain)))
-    with something_set():
+    with variable_set():
         assert ["there", "second"] == ray.get(wrapped.two.remote())
 
 
