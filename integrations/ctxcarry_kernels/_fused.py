@@ -111,7 +111,7 @@ class _Backward:
             words = slice(first, first + d.shape[1])
             if needed.hidden:
                 if last and first == 0 and group is None:  # the only one: it need not be fp32
-                    total = d @ weight
+                    total = _launch.product(d, weight, torch.empty_like(hidden))
                 else:
                     total = add_product(total, d, weight[words])
                 if last and group is not None:
@@ -119,7 +119,7 @@ class _Backward:
                     # On its way while the last gradient of the weight is made.
                     wait = _group.reduce_sum(total, group)
             if dweight is not None:
-                torch.mm(d.t(), hidden, out=dweight[words])
+                _launch.product(d, hidden, dweight[words], transposed=True)
             if dbias is not None:
                 dbias[words] = d.sum(0, dtype=torch.float32)
         if wait is not None:

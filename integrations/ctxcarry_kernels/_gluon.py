@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ctxcarry_kernels._launch import Statistics
     from ctxcarry_kernels._settings import Settings
 
-__all__ = ("serves", "tiles")
+__all__ = ("available", "product", "serves", "tiles")
 
 # Gluon changes from version to version: those that the kernel was run with.
 _VERSIONS = ("3.6.",)
@@ -27,18 +27,27 @@ _TILE_H, _STAGES, _GROUP = 128, 2, 16
 
 def serves(bias: Tensor | None, s: Settings) -> bool:
     """Say whether the Gluon kernel does this call; ``CTXCARRY_GLUON=0`` has it do none."""
-    return bias is None and s.softcap == 0 and _kernel() is not None
+    return bias is None and s.softcap == 0 and available()
 
 
 @functools.cache
-def _kernel() -> Any:
+def available() -> bool:
+    """Say whether the kernels in Gluon run here."""
     if os.environ.get("CTXCARRY_GLUON") == "0" or not torch.cuda.is_available():
-        return None
+        return False
     if not import_module("triton").__version__.startswith(_VERSIONS):
-        return None
-    if torch.cuda.get_device_capability()[0] != _HOPPER:
-        return None
-    return import_module("ctxcarry_kernels._gluon_kernel").logits_tiles
+        return False
+    return torch.cuda.get_device_capability()[0] == _HOPPER
+
+
+@functools.cache
+def _kernel(file: str, name: str) -> Any:
+    return getattr(import_module(f"ctxcarry_kernels.{file}"), name)
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @functools.cache
@@ -78,12 +87,11 @@ def tiles(
     """
     n, h = hidden.shape
     v = weight.shape[0]
-    processors = torch.cuda.get_device_properties(hidden.device).multi_processor_count
-    programs = min(processors, -(-n // TILE_N) * tiles_of(v))
+    programs = min(_processors(hidden.device), -(-n // TILE_N) * tiles_of(v))
     nothing = hidden
     top, sums, xsums = statistics or (nothing, nothing, nothing)
     lse, a, b = rows or (nothing, nothing, nothing)
-    _kernel()[(programs,)](
+    _kernel("_gluon_kernel", "logits_tiles")[(programs,)](
         _descriptor(hidden, (TILE_N, _TILE_H)),
         _descriptor(weight, (TILE_V, _TILE_H)),
         _descriptor(out, (TILE_N // 2, TILE_V // 2)),
@@ -107,5 +115,28 @@ def tiles(
         GRADIENT=statistics is None,
         RAGGED=v % TILE_V != 0,
         ENTROPY=entropy,
+        num_warps=4,
+    )
+
+
+def product(a: Tensor, b: Tensor, out: Tensor, *, transposed: bool) -> None:
+    """Leave ``a @ b``, or ``a.T @ b`` if `transposed`, in `out`; all have rows in memory."""
+    (k, n), m = b.shape, out.shape[0]
+    programs = min(_processors(a.device), -(-m // TILE_N) * tiles_of(n))
+    half = TILE_N // 2
+    _kernel("_gluon_product_kernel", "product")[(programs,)](
+        _descriptor(a, (_TILE_H, half) if transposed else (half, _TILE_H)),
+        _descriptor(b, (_TILE_H, TILE_V)),
+        _descriptor(out, (half, TILE_V // 2)),
+        m,
+        n,
+        k,
+        TRANSPOSED=transposed,
+        TILE_M=TILE_N,
+        TILE_N=TILE_V,
+        TILE_K=_TILE_H,
+        STAGES=_STAGES,
+        GROUP=_GROUP,
+        PROGRAMS=programs,
         num_warps=4,
     )

@@ -18,11 +18,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-__all__ = ("logits_tiles",)
+__all__ = ("logits_tiles", "place")
 
 
 @gluon.jit
-def _place(tile, tiles_n, tiles_v, GROUP: gl.constexpr):
+def place(tile, tiles_n, tiles_v, GROUP: gl.constexpr):
     """Return row and column of a tile: tiles that run at one time share operands in the cache."""
     per_group = GROUP * tiles_v
     group = tile // per_group
@@ -52,7 +52,7 @@ def _load(
     tiles_v = gl.cdiv(V, TILE_V)
     step = 0
     for tile in range(gl.program_id(0), tiles_n * tiles_v, PROGRAMS):
-        i, j = _place(tile, tiles_n, tiles_v, GROUP)
+        i, j = place(tile, tiles_n, tiles_v, GROUP)
         for k in range(gl.cdiv(H, TILE_H)):
             stage = step % STAGES
             mbarrier.wait(empty.index(stage), (step // STAGES) & 1 ^ 1)
@@ -109,7 +109,7 @@ def _finish(
     mine = out_shared.index(HALF)
     step = 0
     for tile in range(gl.program_id(0), tiles_n * tiles_v, PROGRAMS):
-        i, j = _place(tile, tiles_n, tiles_v, GROUP)
+        i, j = place(tile, tiles_n, tiles_v, GROUP)
         first = i * TILE_N + HALF * ROWS
         rows = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
         inside = rows < N
@@ -136,6 +136,7 @@ def _finish(
                 acc = acc * gl.expand_dims(a, 1)
         else:
             if RAGGED:
+                # Not `and`: the first is known when this is compiled, the second is not.
                 if j * TILE_V + TILE_V > V:
                     columns = j * TILE_V + gl.arange(0, TILE_V, layout=gl.SliceLayout(0, layout))
                     acc = gl.where(gl.expand_dims(columns, 0) < V, acc, -1e30)

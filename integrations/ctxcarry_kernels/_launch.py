@@ -30,6 +30,7 @@ __all__ = (
     "label_x",
     "on_device",
     "processors",
+    "product",
     "statistics_tiles",
 )
 
@@ -40,6 +41,8 @@ _TILE_H: Final = 64
 _GROUP: Final = 16
 _ROWS: Final = 256
 _WARPS, _STAGES = 8, 3
+# From so many multiplications on Gluon's product is the faster one, below it torch's.
+_LARGE: Final = 1e12
 # Said outright: Triton 3.9 warns that what it does by default will change, and 3.10 has changed.
 _ALWAYS: Final = {"enable_fp_fusion": True}
 
@@ -320,6 +323,15 @@ def label_gradient(
         SOFTCAP=s.softcap > 0,
         **_ALWAYS,
     )
+
+
+def product(a: Tensor, b: Tensor, out: Tensor, *, transposed: bool = False) -> Tensor:
+    """Return ``a @ b``, or ``a.T @ b`` if `transposed`, in `out` and of its type."""
+    large = out.numel() * (a.shape[0] if transposed else a.shape[1]) > _LARGE
+    if large and not INTERPRETED and a.is_cuda and _gluon.available():
+        _gluon.product(a, b, out, transposed=transposed)
+        return out
+    return torch.mm(a.t() if transposed else a, b, out=out)
 
 
 def from_e(

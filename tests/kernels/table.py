@@ -129,7 +129,7 @@ class Problem:
         return Outcome(logp.detach(), entropy.detach(), *grads, largest=finite.abs().max().item())
 
 
-def problem(way, n=9, h=72, v=600, *, bias=False, seed=0):
+def problem(way, n=9, h=40, v=600, *, bias=False, seed=0):
     """Return a problem whose logits are of the size of 1; three tiles of words by default."""
     generator = torch.Generator().manual_seed(seed)
 

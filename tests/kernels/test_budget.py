@@ -10,7 +10,7 @@ def kept_shapes(given, **options):
     shapes = []
 
     def look(tensor):
-        if tensor.dim() == 2 and tensor.shape[0] == 9 and tensor.shape[1] != 72:
+        if tensor.dim() == 2 and tensor.shape[0] == 9 and tensor.shape[1] != 40:
             shapes.append(tensor.shape[1])
         return tensor
 
@@ -95,8 +95,7 @@ def rows_taken(way, monkeypatch):
         ([], [], None),
     ],
 )
-@pytest.mark.parametrize("keep_graph", [True, False])
-def test_rows_left_out(keep_graph, silent, ignored, rows, way, rows_taken):
+def test_rows_left_out(silent, ignored, rows, way, rows_taken):
     """Tokens without a gradient are left out, for the same result; theirs is exactly 0."""
     given = problem(way, bias=True)
     given.labels[ignored] = -100
@@ -105,7 +104,7 @@ def test_rows_left_out(keep_graph, silent, ignored, rows, way, rows_taken):
     leaves = given.leaves()
     out = given.call(*leaves, deterministic=False)
     gradients = given.dlogp, given.dentropy
-    made = torch.autograd.grad(out, leaves, gradients, retain_graph=keep_graph)
+    made = torch.autograd.grad(out, leaves, gradients)
     for mine, right in zip(made, want[2:5]):
         check_gradient(mine, right, way.dtype)
     assert (made[0][silent + ignored] == 0).all()

@@ -67,7 +67,7 @@ def test_no_tokens(way):
     given = problem(way, 0, bias=True)
     got = given.run()
     assert got.logprobs.shape == got.entropy.shape == (0,)
-    assert got.dhidden.shape == (0, 72)
+    assert got.dhidden.shape == (0, 40)
     assert torch.equal(got.dweight, torch.zeros_like(given.weight))
     assert torch.equal(got.dbias, torch.zeros_like(given.bias))
 
@@ -77,7 +77,7 @@ def test_leading_dimensions(lead, way):
     """Results and gradients have the shapes of labels and hidden."""
     count = torch.Size(lead).numel()
     given = problem(way, count)
-    given.hidden = given.hidden.reshape(*lead, 72)
+    given.hidden = given.hidden.reshape(*lead, 40)
     for name in ("labels", "dlogp", "dentropy"):
         setattr(given, name, getattr(given, name).reshape(lead))
     check(given)
