@@ -78,10 +78,11 @@ def check_numbers(temperature: float, softcap: float | None, reduction: str) -> 
     Raises:
         ValueError: With what was given and what is expected.
     """
-    if not (math.isfinite(temperature) and temperature > 0):
+    # Not `isfinite`: a number that is traced has none. NaN is not between anything.
+    if not 0 < temperature < math.inf:
         msg = f"temperature must be finite and above 0; given {temperature}"
         raise ValueError(msg)
-    if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
+    if softcap is not None and not 0 < softcap < math.inf:
         msg = f"softcap must be finite and above 0, or None for none; given {softcap}"
         raise ValueError(msg)
     if reduction not in {"none", "sum", "mean"}:
@@ -114,7 +115,7 @@ def settings(
     first = _first_word(group, vocab_start, head)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    if os.environ.get(_CHECK) and not torch.compiler.is_compiling():
+    if os.environ.get(_CHECK, "0") != "0" and not torch.compiler.is_compiling():
         _check_labels(labels, ignore_index, first, words, group)
     needs_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     budget = _budget(memory_budget, hidden.device)
@@ -190,7 +191,7 @@ def _free_memory(index: int | None) -> int:
 def _budget(given: float | None, device: torch.device) -> int:
     if given is None:
         return SCRATCH
-    if isinstance(given, bool) or not (math.isfinite(given) and given >= 0):
+    if isinstance(given, bool) or not 0 <= given < math.inf:
         msg = (
             "memory_budget must be a number of bytes, a fraction of the free memory between 0 and "
             f"1, or None; given {given!r}"

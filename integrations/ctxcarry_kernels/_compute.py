@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,8 @@ from ctxcarry_kernels._plan import padded, tiles
 from ctxcarry_kernels._results import Needed
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from ctxcarry_kernels._results import Gradients, Results
     from ctxcarry_kernels._settings import Settings
 
@@ -26,10 +29,11 @@ def forward(
     if hidden.shape[0] == 0:
         return empty_results(hidden, s)
     fused = fused_for(hidden, weight)
-    if fused is not None:
-        made: Results = fused.forward(hidden, weight, bias, labels, s)
-        return made
-    results = _eager.forward(hidden, weight, bias, labels, s)
+    with _no_autocast(hidden):
+        if fused is not None:
+            made: Results = fused.forward(hidden, weight, bias, labels, s)
+            return made
+        results = _eager.forward(hidden, weight, bias, labels, s)
     if s.kept:  # what was planned for the kernels, and is not used
         return *results[:4], *empty_results(hidden, s)[4:]
     return results
@@ -59,10 +63,19 @@ def backward(
         return tuple(zeros)  # type: ignore[return-value]
     args = (hidden, weight, bias, labels, tuple(results), gradients, s, Needed(*needed))
     fused = fused_for(hidden, weight)
-    if fused is None:
-        return _eager.backward(*args)
-    made: Gradients = fused.backward(*args, consume=consume)
-    return made
+    with _no_autocast(hidden):
+        if fused is None:
+            return _eager.backward(*args)
+        made: Gradients = fused.backward(*args, consume=consume)
+        return made
+
+
+def _no_autocast(hidden: Tensor) -> AbstractContextManager[object]:
+    """Keep a region of the caller, which has had its casts, from casting within."""
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()
 
 
 def empty_results(hidden: Tensor, s: Settings) -> Results:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ("apply",)
 
 _PLAIN = {Tensor, nn.Parameter, type(None)}
+_transforms: Any = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _dispatch_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 
 
@@ -37,7 +38,9 @@ def apply(
 
 def _plain(*tensors: Tensor | None) -> bool:
     """Say whether these are plain tensors and nobody intercepts what is done with them."""
-    return not _dispatch_modes() and all(type(tensor) in _PLAIN for tensor in tensors)
+    if _dispatch_modes() or _transforms():
+        return False
+    return all(type(tensor) in _PLAIN for tensor in tensors)
 
 
 class _Function(torch.autograd.Function):

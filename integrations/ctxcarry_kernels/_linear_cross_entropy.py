@@ -66,11 +66,12 @@ def linear_cross_entropy(
         labels: The token whose logprob is asked for, [...]; int64 or int32. A label that
             no word has gets a logprob of -inf; set ``CTXCARRY_CHECK_LABELS=1`` for a
             ValueError instead, for which the host waits.
-        bias: [V], floating point; -inf rules a word out.
+        bias: [V], floating point; -inf rules a word out, unless there is a `softcap`,
+            which comes after it.
         temperature: What logits are divided by, after `softcap`.
         softcap: c of ``c * tanh(logit / c)``.
         ignore_index: Label of tokens that are not asked for: their logprob and entropy
-            are 0, and they have no gradient.
+            are 0, and their gradient is 0 where their hidden state is finite.
         reduction: "none" for each token; "sum" or "mean" over those not ignored, of
             logprob and entropy alike.
         process_group: The group whose ranks each have a part of the words; None for the

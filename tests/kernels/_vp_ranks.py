@@ -149,9 +149,7 @@ def wrong(starts, group):
     rank = dist.get_rank(group)
     weight = weight[cases.Case((300, 78, 135)).part(rank)]
     try:
-        linear_cross_entropy(
-            hidden, weight, labels, process_group=group, vocab_start=starts[rank]
-        )
+        linear_cross_entropy(hidden, weight, labels, process_group=group, vocab_start=starts[rank])
     except ValueError as error:
         return str(error)
     return "nothing raised"

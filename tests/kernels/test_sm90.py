@@ -11,7 +11,7 @@ import torch
 triton = pytest.importorskip("triton")
 pytest.importorskip("triton.tools.tensor_descriptor")
 
-from ctxcarry_kernels import _launch, _row_kernels, _tile_kernel  # noqa: E402 - needs Triton
+from ctxcarry_kernels import _gluon, _launch, _row_kernels, _tile_kernel  # noqa: E402 - needs Triton
 from ctxcarry_kernels._launch import Statistics  # noqa: E402
 from ctxcarry_kernels._settings import Settings  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
@@ -40,8 +40,9 @@ KERNELS = {
 class Launch:
     """Stands in for a kernel, and keeps what it is launched with."""
 
-    def __init__(self, fn):
+    def __init__(self, fn, source=ASTSource):
         self.fn = fn
+        self.source = source
         self.calls = []
 
     def __getitem__(self, grid):
@@ -57,7 +58,9 @@ class Launch:
             signature[name] = "constexpr" if name in constants else kind_of(values[name])
             if divisible(values[name]) and name not in constants:
                 attributes[i,] = [["tt.divisibility", 16]]
-        source = ASTSource(fn=self.fn, signature=signature, constexprs=constants, attrs=attributes)
+        source = self.source(
+            fn=self.fn, signature=signature, constexprs=constants, attrs=attributes
+        )
         options = {"enable_fp_fusion": True, **kwargs}  # else 3.9 warns of a new default
         return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
@@ -68,7 +71,8 @@ def kind_of(value):
         return "*" + TYPES[value.dtype]
     if isinstance(value, (int, float)):
         return "i32" if isinstance(value, int) else "fp32"
-    return f"tensordesc<{TYPES[value.base.dtype]}{list(value.block_shape)}>"
+    layout = f",{value.layout!r}" if hasattr(value, "layout") else ""
+    return f"tensordesc<{TYPES[value.base.dtype]}{list(value.block_shape)}{layout}>"
 
 
 def divisible(value):
@@ -87,6 +91,8 @@ def launches(monkeypatch):
             found[name] = Launch(getattr(module, name))
             monkeypatch.setattr(module, name, found[name])
     monkeypatch.setattr(_launch, "processors", lambda device: 132)
+    monkeypatch.setattr(_gluon, "_processors", lambda device: 132)
+    monkeypatch.setattr(_gluon, "available", lambda: False)
     return found
 
 
@@ -112,8 +118,8 @@ def resources(tmp_path):
     return find
 
 
-def tile_kernel(launches, leave, dtype, words, *, entropy=True, bias=False, softcap=0.0):
-    """Return the tile kernel, compiled as `_launch` launches it."""
+def launch_tiles(leave, dtype, words, *, entropy=True, bias=False, softcap=0.0):
+    """Launch the tile kernel with what the paths launch it with."""
     hidden, weight = torch.empty(N, H, dtype=dtype), torch.empty(words, H, dtype=dtype)
     head = torch.empty(words, dtype=dtype) if bias else None
     s = settings(entropy=entropy, softcap=softcap)
@@ -123,9 +129,8 @@ def tile_kernel(launches, leave, dtype, words, *, entropy=True, bias=False, soft
         _launch.gradient_tiles(hidden, weight, head, s, out, rows, entropy=entropy)
     else:
         statistics = Statistics.empty(words, N, hidden.device)
-        e = out if leave == "e" else None
+        e = out if leave == "e" else out[:, :0]
         _launch.statistics_tiles(hidden, weight, head, s, statistics, e)
-    return launches["logits_tiles"].compiled()
 
 
 TILES = [
@@ -144,7 +149,8 @@ TILES = [
 @pytest.mark.parametrize(("leave", "dtype", "words", "entropy"), TILES)
 def test_tiles(launches, resources, leave, dtype, words, entropy):
     """The tile kernel needs no allocator, loads by TMA, multiplies by wgmma and spills nothing."""
-    kernel = tile_kernel(launches, leave, dtype, words, entropy=entropy)
+    launch_tiles(leave, dtype, words, entropy=entropy)
+    kernel = launches["logits_tiles"].compiled()
     ptx = kernel.asm["ptx"]
     assert 0 == kernel.metadata.global_scratch_size
     assert "cp.async.bulk.tensor" in ptx
@@ -168,7 +174,8 @@ RARE = [
 @pytest.mark.parametrize(("leave", "options"), RARE)
 def test_tiles_with_more(launches, resources, leave, options):
     """So it is with a bias or a cap."""
-    kernel = tile_kernel(launches, leave, torch.bfloat16, 4001, **options)
+    launch_tiles(leave, torch.bfloat16, 4001, **options)
+    kernel = launches["logits_tiles"].compiled()
     assert 0 == kernel.metadata.global_scratch_size
     assert "wgmma.mma_async" in kernel.asm["ptx"]
     registers, spilled = resources(kernel)
@@ -214,8 +221,9 @@ def run_label_gradient(entropy):
 def run_from_e(entropy):
     """Launch the kernel that makes the gradient of E."""
     e, top, rows = torch.empty(N, 4096, dtype=torch.bfloat16), torch.empty(16, N), torch.empty(N)
-    some = torch.empty(N, dtype=torch.int64) if entropy else None
-    _launch.from_e(e, top, e, (rows, rows, rows), some, entropy=entropy)
+    labels = torch.empty(N, dtype=torch.int64)
+    more, some = (rows, labels) if entropy else (None, None)
+    _launch.from_e(e, top, e, 0, labels, (rows, rows, rows), rows, more, some, settings())
 
 
 ROWS = {
@@ -238,3 +246,46 @@ def test_rows(launches, resources, name, run, entropy):
     assert spilled == 0, registers
     approximate = "lg2.approx.ftz.f32" in kernel.asm["ptx"]
     assert approximate == (entropy and name == "from_e")
+
+
+@pytest.fixture
+def gluon_launches(monkeypatch, launches):
+    """Put a `Launch` in the place of each kernel in Gluon, as if it ran on this machine."""
+    if not triton.__version__.startswith(_gluon._VERSIONS):
+        pytest.skip(f"the kernels in Gluon are not for Triton {triton.__version__}")
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    found = {}
+    own = _gluon._kernel
+
+    def kernel(file, name):
+        return found.setdefault(name, Launch(own(file, name), GluonASTSource))
+
+    monkeypatch.setattr(_gluon, "_kernel", kernel)
+    monkeypatch.setattr(_gluon, "available", lambda: True)
+    return found
+
+
+@pytest.mark.parametrize("leave", ["e", "dlogits"])
+@pytest.mark.parametrize(("words", "entropy"), [(4096, True), (4096, False), (4001, True)])
+def test_gluon_tiles(gluon_launches, resources, leave, words, entropy):
+    """The kernel in Gluon needs no allocator either, and spills nothing."""
+    launch_tiles(leave, torch.bfloat16, words, entropy=entropy)
+    check_gluon(gluon_launches["logits_tiles"].compiled(), resources)
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+def test_gluon_product(gluon_launches, resources, transposed):
+    """So does the one of the products."""
+    a, b, out = (torch.empty(N, N, dtype=torch.bfloat16) for _ in range(3))
+    _gluon.product(a, b, out, transposed=transposed)
+    check_gluon(gluon_launches["product"].compiled(), resources)
+
+
+def check_gluon(kernel, resources):
+    """Check what is asked of each."""
+    assert 0 == kernel.metadata.global_scratch_size
+    assert "cp.async.bulk.tensor" in kernel.asm["ptx"]
+    assert "wgmma.mma_async" in kernel.asm["ptx"]
+    registers, spilled = resources(kernel)
+    assert spilled == 0, registers
