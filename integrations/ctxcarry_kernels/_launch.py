@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -11,6 +12,7 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ctxcarry_kernels import _gluon, _row_kernels, _tile_kernel
+from ctxcarry_kernels._first_call import told_if_slow
 from ctxcarry_kernels._plan import TILE_N, TILE_V, tiles
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ INTERPRETED: Final = not isinstance(_tile_kernel.logits_tiles, JITFunction)
 _TILE_H: Final = 64
 _GROUP: Final = 16
 _ROWS: Final = 256
+_FIRST_USES: Final = 4
+_uses = itertools.count()
 _WARPS, _STAGES = 8, 3
 # From so many multiplications on Gluon's product is the faster one, below it torch's.
 _LARGE: Final = 1e12
@@ -83,7 +87,9 @@ def on_device(tensor: Tensor) -> AbstractContextManager[None]:
 def _bound(device: torch.device) -> Iterator[None]:
     with torch.cuda.device(device):
         torch.cuda.set_device(device)
-        yield
+        # The first forward and the first backward have kernels to compile.
+        with told_if_slow() if next(_uses) < _FIRST_USES else nullcontext():
+            yield
 
 
 def _descriptor(matrix: Tensor, block: tuple[int, int]) -> TensorDescriptor:
