@@ -142,11 +142,13 @@ def _combined(parts: Tensor, labels: Tensor, s: Settings) -> tuple[Tensor, Tenso
     lse = top + total.log2()
     x = xs.amax(0)
     ignored = labels == s.ignore
-    logp = ((x - lse) / LOG2_E).masked_fill_(ignored, 0.0)
+    # What is certain has, by the last bit of x, more than all of the probability.
+    logp = ((x - lse) / LOG2_E).clamp_(max=0.0).masked_fill_(ignored, 0.0)
     if not s.entropy:
         return logp, torch.empty_like(logp), lse, x
     xtotal = ((xsums + down * sums) * factor).masked_fill_(factor == 0, 0.0).sum(0)
-    entropy = ((total.log2() - xtotal / total) / LOG2_E).masked_fill_(ignored, 0.0)
+    entropy = (total.log2() - xtotal / total) / LOG2_E
+    entropy = entropy.clamp_(min=0.0).masked_fill_(ignored, 0.0)
     return logp, entropy, lse, x
 
 

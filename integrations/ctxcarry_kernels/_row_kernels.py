@@ -51,7 +51,8 @@ def label_logit(
     tl.store(x_ptr + row, x)
 
 
-@triton.jit
+# Not specialized: a kernel for one token might add up in another order than that for many.
+@triton.jit(do_not_specialize=["N", "stride"])
 def combine(
     max_ptr,
     sum_ptr,
@@ -111,9 +112,12 @@ def combine(
         lse = top + log_total
         kept = tl.load(labels_ptr + rows, mask=inside, other=0) != ignore
         tl.store(lse_ptr + rows, lse, mask=inside)
-        tl.store(logp_ptr + rows, tl.where(kept, (x - lse) * 0.6931471805599453, 0.0), mask=inside)
+        # What is certain has, by the last bit of x, more than all of the probability.
+        logp = tl.minimum(x - lse, 0.0, propagate_nan=tl.PropagateNan.ALL) * 0.6931471805599453
+        tl.store(logp_ptr + rows, tl.where(kept, logp, 0.0), mask=inside)
         if ENTROPY:
             entropy = (log_total - xtotal / total) * 0.6931471805599453
+            entropy = tl.maximum(entropy, 0.0, propagate_nan=tl.PropagateNan.ALL)
             tl.store(entropy_ptr + rows, tl.where(kept, entropy, 0.0), mask=inside)
     else:
         tl.store(packed_ptr + rows, top, mask=inside)

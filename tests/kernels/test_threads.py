@@ -1,4 +1,4 @@
-"""In threads, checkpoints and passes of others: the same results, and nobody's allocator touched."""
+"""In threads, checkpoints and passes of others: the same results, and no allocator is touched."""
 
 import os
 import subprocess
