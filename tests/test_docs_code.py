@@ -12,6 +12,7 @@ pytest.importorskip("joblib")
 pytest_examples = pytest.importorskip("pytest_examples")
 
 import ctxcarry  # noqa: E402
+import ctxcarry.process_groups  # noqa: E402 - its carrier is there for all pages
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 from typing import TYPE_CHECKING
 
@@ -121,7 +122,9 @@ def settings(
     budget = _budget(memory_budget, hidden.device)
     kept = 0
     # With a cap E does not tell the logit well enough; without gradients nobody asks for it.
-    if needs_gradient and softcap is None and _keeps(hidden.device, hidden.dtype, hidden.shape[1]):
+    # Rows of whole 16 bytes are asked for here: a traced size is no constant to ask with.
+    whole = hidden.shape[1] * hidden.element_size() % 16 == 0
+    if needs_gradient and softcap is None and whole and _keeps(hidden.device, hidden.dtype):
         kept = kept_words(hidden.shape[0], words, hidden.element_size(), budget)
     return Settings(
         temperature=float(temperature),
@@ -147,8 +150,8 @@ def under_autocast(
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator,unused-ignore]
-def _keeps(device: torch.device, dtype: torch.dtype, features: int) -> bool:
-    return why_never_fused(device, dtype, features) is None
+def _keeps(device: torch.device, dtype: torch.dtype) -> bool:
+    return why_never_fused(device, dtype, 16) is None
 
 
 def _group_name(group: ProcessGroup | Literal[False] | None) -> str:
@@ -177,7 +180,7 @@ def _first_word(group: str, given: int | None, weight: Tensor) -> int:
     if not group:
         return 0 if given is None else int(given)
     if torch.compiler.is_compiling():
-        start: int = _traced_start(group, given, weight.shape[0])
+        start: int = _traced_start(group, given, operator.index(weight.shape[0]))
         return start
     return _group.known_start(group, given, weight)
 

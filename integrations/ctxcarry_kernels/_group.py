@@ -100,7 +100,9 @@ def gather(packed: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return ``packed`` of all ranks, in their order, along a new first dimension."""
     rows, columns = packed.shape
     everyone = packed.new_empty((group.size() * rows, columns))
-    dist.all_gather_into_tensor(everyone, packed.contiguous(), group=group)
+    # Its name from torch 2.13 on, which warns of the older one.
+    collective: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    collective(everyone, packed.contiguous(), group=group)
     return everyone.view(group.size(), rows, columns)
 
 

@@ -76,7 +76,8 @@ def linear_cross_entropy(
             logprob and entropy alike.
         process_group: The group whose ranks each have a part of the words; None for the
             ambient ``process_groups.current("tp")`` if there is one, False for none.
-            Every rank gets the whole result, and the whole gradient of hidden.
+            Every rank gets the whole result, and the whole gradient of hidden. Compiled
+            code keeps the ambient group that it was compiled with.
         vocab_start: The first word of this rank; None if the shards follow one another
             in the order of ranks.
         memory_budget: How much the forward may keep for a cheaper backward: bytes, or a

@@ -25,7 +25,8 @@ WRONG = {
 class Counted:
     """The collectives of ``torch.distributed``, counted."""
 
-    NAMES = ("all_reduce", "all_gather_into_tensor")
+    GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    NAMES = ("all_reduce", GATHER)
 
     def __init__(self):
         self.counts = dict.fromkeys(self.NAMES, 0)
@@ -118,7 +119,7 @@ def compute(case, group, call=linear_cross_entropy):
         "hidden": hidden.grad,
         "weight": weight.grad,
         "bias": None if bias is None else bias.grad,
-        "counts": (forward["all_gather_into_tensor"], backward["all_reduce"]),
+        "counts": (forward[Counted.GATHER], backward["all_reduce"]),
         "fused": _path.why_not_fused(hidden, weight) is None,
     }
 
