@@ -143,7 +143,10 @@ def under_autocast(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the tensors in the type of the autocast region, if there is one, as a linear layer."""
     kind = hidden.device.type if isinstance(hidden, Tensor) else "cpu"
-    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+    # Compiled for a real device, which has it; not every torch can trace the question.
+    if not (torch.compiler.is_compiling() or torch.amp.is_autocast_available(kind)):
+        return hidden, weight, bias
+    if not torch.is_autocast_enabled(kind):
         return hidden, weight, bias
     dtype = torch.get_autocast_dtype(kind)
     return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
