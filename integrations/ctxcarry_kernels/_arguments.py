@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ctxcarry_kernels import _group
 from ctxcarry_kernels._path import why_never_fused
-from ctxcarry_kernels._plan import SCRATCH, kept_words
+from ctxcarry_kernels._plan import kept_words, scratch
 from ctxcarry_kernels._settings import Settings
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def settings(
     if os.environ.get(_CHECK, "0") != "0" and not torch.compiler.is_compiling():
         _check_labels(labels, ignore_index, first, words, group)
     needs_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    budget = _budget(memory_budget, hidden.device)
+    budget = _budget(memory_budget, hidden)
     kept = 0
     # With a cap E does not tell the logit well enough; without gradients nobody asks for it.
     # Rows of whole 16 bytes are asked for here: a traced size is no constant to ask with.
@@ -194,9 +194,9 @@ def _free_memory(index: int | None) -> int:
     return free
 
 
-def _budget(given: float | None, device: torch.device) -> int:
+def _budget(given: float | None, hidden: Tensor) -> int:
     if given is None:
-        return SCRATCH
+        return scratch(hidden.shape[0], hidden.shape[1])
     if isinstance(given, bool) or not 0 <= given < math.inf:
         msg = (
             "memory_budget must be a number of bytes, a fraction of the free memory between 0 and "
@@ -204,7 +204,7 @@ def _budget(given: float | None, device: torch.device) -> int:
         )
         raise ValueError(msg)
     if isinstance(given, float) and given < 1:
-        return int(given * _free_memory(device.index)) if device.type == "cuda" else 0
+        return int(given * _free_memory(hidden.device.index)) if hidden.is_cuda else 0
     return int(given)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ctxcarry_kernels import _group, _launch
 from ctxcarry_kernels._gemm import add_product
 from ctxcarry_kernels._launch import Statistics
-from ctxcarry_kernels._plan import SCRATCH, TILE_V, chunk_words, chunks, padded, tiles
+from ctxcarry_kernels._plan import TILE_V, chunk_words, chunks, padded, scratch, tiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -136,7 +136,8 @@ class _Backward:
         """Yield first word, gradient of the logits and whether it is the last, piece by piece."""
         n, v, kept = self.hidden.shape[0], self.weight.shape[0], self.s.kept
         size = self.hidden.element_size()
-        room = max(SCRATCH, self.e.shape[0] * padded(kept) * size if in_place else 0)
+        held = self.e.shape[0] * padded(kept) * size if in_place else 0
+        room = max(scratch(n, self.hidden.shape[1]), held)
         width = chunk_words(n, v, room, size, _launch.processors(self.hidden.device))
         recomputed = chunks(kept, v, width)
         stored = [(0, kept)] if in_place else chunks(0, kept, width)

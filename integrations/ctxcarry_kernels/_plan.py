@@ -9,25 +9,35 @@ from __future__ import annotations
 import functools
 
 __all__ = (
-    "SCRATCH",
     "TILE_N",
     "TILE_V",
     "chunk_words",
     "chunks",
     "kept_words",
     "padded",
+    "scratch",
     "tiles",
 )
 
 TILE_N, TILE_V = 128, 256
 
-SCRATCH = 368 << 20
-"""
-Bytes that the backward takes for a piece of the gradient of the logits.
+_LEAST_SCRATCH = 368 << 20
 
-The forward may keep as much by default: the backward uses the same memory again, so
-the peak is the same. With the gradient of 8192 tokens of 4096 in fp32 it is 496 MiB.
-"""
+
+def scratch(rows: int, features: int) -> int:
+    """
+    Return the bytes that the backward takes for a piece of the gradient of the logits.
+
+    The forward may keep as much by default: the backward uses the same memory again, so
+    the peak is the same. With the gradient of 8192 tokens of 4096 in fp32 it is 496 MiB.
+    Of more tokens it is as much as that gradient, to which each piece adds: smaller
+    pieces would have it read and written more often than they have work to do.
+
+    Args:
+        rows: Number of tokens.
+        features: Size of a hidden state.
+    """
+    return max(_LEAST_SCRATCH, rows * features * 4)
 
 
 def tiles(words: int) -> int:

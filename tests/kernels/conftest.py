@@ -29,4 +29,4 @@ else:
     def one_tile(monkeypatch):
         """Have the backward go over the words a tile at a time, however few they are."""
         if any(way.fused for way in table.EVERY_WAY):
-            monkeypatch.setattr("ctxcarry_kernels._fused.SCRATCH", 1)
+            monkeypatch.setattr("ctxcarry_kernels._fused.scratch", lambda *_: 1)

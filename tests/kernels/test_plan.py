@@ -62,7 +62,7 @@ def test_chunk_words_use_the_room(tokens, v, scratch, size, processors):
 
 def test_waste_at_the_measured_size():
     """8192 tokens in bf16 leave less than one processor in 100 of 132 without a tile."""
-    width = _plan.chunk_words(8192, 128_256, _plan.SCRATCH, 2, 132)
+    width = _plan.chunk_words(8192, 128_256, _plan.scratch(8192, 4096), 2, 132)
     busy = width // _plan.TILE_V * (8192 // _plan.TILE_N)
     assert -busy % 132 < 0.01 * busy
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ctxcarry_kernels import linear_cross_entropy
-from ctxcarry_kernels._plan import SCRATCH, kept_words
+from ctxcarry_kernels._plan import kept_words, scratch
 from ctxcarry_kernels.bench._peers import PEERS, UnavailableError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def ours(size: Size, budgets: Sequence[str]) -> list[Candidate]:
     found: dict[int, Candidate] = {}
     for text in budgets:
         budget = _bytes(text, size)
-        room = SCRATCH if budget is None else budget
+        room = scratch(size.tokens, size.hidden) if budget is None else budget
         kept = kept_words(size.tokens, size.words, 2, room)
         candidate = Candidate(f"ctxcarry, {_name(text, room)}", _our_call(budget), ours=True)
         found.setdefault(kept, candidate)

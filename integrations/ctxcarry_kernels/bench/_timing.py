@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ("free", "milliseconds", "milliseconds_together")
 
 _WARMUP = 100
+_WARM_SECONDS = 0.5
 
 
 def milliseconds(run: Callable[[], object], device: str, span: int) -> float:
@@ -30,12 +31,29 @@ def milliseconds(run: Callable[[], object], device: str, span: int) -> float:
     if device == "cuda":
         from triton.testing import do_bench  # noqa: PLC0415 - not there without a GPU
 
+        _warm()
         timed: Any = do_bench(run, warmup=_WARMUP, rep=span, return_mode="median")
         return float(timed)
     from torch.utils.benchmark import Timer  # noqa: PLC0415 - slow to import
 
     timer = Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
     return float(timer.blocked_autorange(min_run_time=span / 1000).median * 1000)
+
+
+def _warm() -> None:
+    """
+    Multiply for half a second, so that no call is timed on a card that has cooled down.
+
+    Large products run at the limit of its power: just after a pause the same one is faster
+    by some percent, which would favour what is timed first.
+    """
+    matrix = torch.randn((8192, 8192), device="cuda", dtype=torch.bfloat16)
+    product = torch.empty_like(matrix)
+    end = time.monotonic() + _WARM_SECONDS
+    while time.monotonic() < end:
+        for _ in range(10):
+            torch.mm(matrix, matrix, out=product)
+        torch.cuda.synchronize()
 
 
 def milliseconds_together(run: Callable[[], object], device: str, calls: int) -> float:
