@@ -47,8 +47,8 @@ def ray_nodes():
     To start one takes longer than nearly any test, and to connect to it does not.
     """
     cluster = pytest.importorskip("ray.cluster_utils").Cluster()
-    # Where its workers find ctxcarry, and what the tests of Ray call.
-    path = ROOT, ROOT / "tests" / "ray", os.environ.get("PYTHONPATH")
+    # Where its workers find the packages, and what the tests of Ray call.
+    path = ROOT, ROOT / "integrations", ROOT / "tests" / "ray", os.environ.get("PYTHONPATH")
     cluster.add_node = partial(
         cluster.add_node,
         env_vars={"PYTHONPATH": os.pathsep.join(str(part) for part in path if part)},

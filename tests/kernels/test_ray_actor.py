@@ -1,8 +1,7 @@
 """In an actor with several threads, none of which is the one it was made in."""
 
-import os
+import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ ray = pytest.importorskip("ray")
 import ctxcarry  # noqa: E402
 
 pytestmark = pytest.mark.ray
-ROOT = Path(__file__).parents[2]
 
 
 def tensors(seed):
@@ -46,19 +44,10 @@ class Worker:
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    """Start Ray, whose workers find the packages where this process does."""
-    ray.cloudpickle.register_pickle_by_value(__import__("sys").modules[__name__])
-    with pytest.MonkeyPatch.context() as patch:
-        path = (str(ROOT), str(ROOT / "integrations"), os.environ.get("PYTHONPATH", ""))
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
-        ray.init(
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            object_store_memory=80 << 20,
-        )
+def cluster(ray_address):
+    """Connect to Ray, whose workers cannot import this file."""
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    ray.init(ray_address, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()
 
