@@ -51,8 +51,17 @@ _PLAIN_TYPES = frozenset({str, bool, type(None)})
 
 def encode(entries: dict[str, list[Any]]) -> bytes:
     """Return the bytes for `entries`, by carrier name."""
+    if not entries:  # as most often where each call of a program asks
+        return _NOTHING
+    return _framed(entries)
+
+
+def _framed(entries: dict[str, list[Any]]) -> bytes:
     body = _encoder.encode(entries).encode("ascii")
     return _MAGIC + bytes((_VERSION,)) + crc32(body).to_bytes(4, "big") + body
+
+
+_NOTHING = _framed({})
 
 
 def decode(data: bytes) -> dict[str, list[Any]]:
