@@ -251,6 +251,12 @@ def test_without_init(run, first):
     assert {name: CARRIED[name] for name in ("task", "nested")} == told
 
 
+def test_a_ray_of_its_own(run):
+    """So has a Ray that the program starts for itself, and not only one that it connects to."""
+    told = run(AUTOMATIC, AFTER, address="local")
+    assert {name: CARRIED[name] for name in ("task", "nested")} == told
+
+
 RESTARTED = """
 import torch
 from start import start, tell
