@@ -1,0 +1,6 @@
+"""The tests of doctor, which share their subjects."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
