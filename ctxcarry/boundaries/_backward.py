@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
@@ -187,8 +187,12 @@ def _under_one(step: Step, state: object) -> Callable[..., Any]:
     sooner: Callable[..., Any] | None = None if make is None else make(state)
     if sooner is None:
         return partial(_call_under_one, step.apply, step.undo, step.name, state)
-    leave_to_interpreter(getattr(sooner, "func", sooner))
+    _leave_once(getattr(sooner, "func", sooner))
     return sooner
+
+
+_leave_once = cache(leave_to_interpreter)
+"""For what is asked at each pass, and is the same method of a carrier each time."""
 
 
 def _call_under_one(

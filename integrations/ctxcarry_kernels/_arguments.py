@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ctxcarry_kernels import _group
-from ctxcarry_kernels._path import why_never_fused
+from ctxcarry_kernels._path import has_whole_rows, why_never_fused
 from ctxcarry_kernels._plan import kept_words, scratch
 from ctxcarry_kernels._settings import Settings
 
@@ -122,9 +122,8 @@ def settings(
     budget = _budget(memory_budget, hidden)
     kept = 0
     # With a cap E does not tell the logit well enough; without gradients nobody asks for it.
-    # Rows of whole 16 bytes are asked for here: a traced size is no constant to ask with.
-    whole = hidden.shape[1] * hidden.element_size() % 16 == 0
-    if needs_gradient and softcap is None and whole and _keeps(hidden.device, hidden.dtype):
+    fits = softcap is None and has_whole_rows(hidden)
+    if needs_gradient and fits and _keeps(hidden.device, hidden.dtype):
         kept = kept_words(hidden.shape[0], words, hidden.element_size(), budget)
     return Settings(
         temperature=float(temperature),
@@ -154,7 +153,7 @@ def under_autocast(
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator,unused-ignore]
 def _keeps(device: torch.device, dtype: torch.dtype) -> bool:
-    return why_never_fused(device, dtype, 16) is None
+    return why_never_fused(device, dtype) is None
 
 
 def _group_name(group: ProcessGroup | Literal[False] | None) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ctxcarry_kernels._results import Gradients, Results
     from ctxcarry_kernels._settings import Settings
 
-__all__ = ("backward", "empty_results", "forward", "gradient", "may_consume")
+__all__ = ("asked", "backward", "empty_results", "forward", "may_consume")
 
 
 def forward(
@@ -87,7 +87,30 @@ def empty_results(hidden: Tensor, s: Settings) -> Results:
     return rows[0], rows[1], rows[2], rows[3], e, top
 
 
-def gradient(given: Tensor | None, hidden: Tensor) -> Tensor:
+def asked(
+    ctx: Any, dlogp: Tensor | None, dentropy: Tensor | None, s: Settings
+) -> tuple[tuple[Any, ...], tuple[Tensor, Tensor | None], list[bool]] | None:
+    """
+    Return the first three arguments of `backward`, or None if there is nothing to do.
+
+    Args:
+        ctx: Of autograd, with hidden, weight, bias, labels and all results saved.
+        dlogp: Gradient of the logprob, or None.
+        dentropy: Gradient of the entropy, or None.
+        s: The numbers of the call.
+    """
+    if not s.entropy:
+        dentropy = None
+    if dlogp is None and dentropy is None:
+        return None
+    tensors = ctx.saved_tensors
+    hidden, _, bias = tensors[:3]
+    needed = [*ctx.needs_input_grad[:2], ctx.needs_input_grad[2] and bias is not None]
+    of_entropy = None if dentropy is None else _gradient(dentropy, hidden)
+    return tensors, (_gradient(dlogp, hidden), of_entropy), needed
+
+
+def _gradient(given: Tensor | None, hidden: Tensor) -> Tensor:
     """Return a gradient as fp32 [N], contiguous; where none came it is 0."""
     if given is None:
         return hidden.new_zeros((hidden.shape[0],), dtype=torch.float32)

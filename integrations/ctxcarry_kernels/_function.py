@@ -59,18 +59,10 @@ class _Function(torch.autograd.Function):
         s = ctx.settings
         if not _compute.may_consume():
             return *_op.differentiate(ctx, dlogp, dentropy, s), None, None
-        if not s.entropy:
-            dentropy = None
-        if dlogp is None and dentropy is None:
+        todo = _compute.asked(ctx, dlogp, dentropy, s)
+        if todo is None:
             return None, None, None, None, None
-        tensors = ctx.saved_tensors
-        hidden, _, bias = tensors[:3]
-        needed = [*ctx.needs_input_grad[:2], ctx.needs_input_grad[2] and bias is not None]
-        gradients = (
-            _compute.gradient(dlogp, hidden),
-            None if dentropy is None else _compute.gradient(dentropy, hidden),
-        )
-        return *_compute.backward(tensors, gradients, needed, s, consume=True), None, None
+        return *_compute.backward(*todo, s, consume=True), None, None
 
 
 _apply: Callable[..., tuple[Tensor, Tensor]] = _Function.apply

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ctxcarry_kernels import _group, _launch
+from ctxcarry_kernels._device import on_device, processors
 from ctxcarry_kernels._gemm import add_product
 from ctxcarry_kernels._launch import Statistics
 from ctxcarry_kernels._plan import TILE_V, chunk_words, chunks, padded, scratch, tiles
@@ -30,7 +31,7 @@ def forward(
 ) -> Results:
     """Return logprob and entropy of each token, and what the backward needs."""
     n, v = hidden.shape[0], weight.shape[0]
-    with _launch.on_device(hidden):
+    with on_device(hidden):
         statistics = Statistics.empty(v, n, hidden.device)
         e = hidden.new_empty((n, padded(s.kept)))[:, : s.kept]
         _launch.statistics_tiles(hidden, weight, bias, s, statistics, e)
@@ -67,7 +68,7 @@ def backward(
     `results` are those of `forward`, `gradients` are of logprob and entropy, fp32 [N]
     each. With `consume`, E may be overwritten.
     """
-    with _launch.on_device(hidden):
+    with on_device(hidden):
         return _Backward(hidden, weight, bias, labels, results, gradients, s).run(
             needed, consume=consume
         )
@@ -124,12 +125,9 @@ class _Backward:
                 dbias[words] = d.sum(0, dtype=torch.float32)
         if wait is not None:
             wait()
-        if total is None:
-            dhidden = None
-        elif group is None:
-            dhidden = self._all_tokens(total.to(hidden.dtype))
-        else:
-            dhidden = total.to(hidden.dtype)
+        dhidden = None if total is None else total.to(hidden.dtype)
+        if dhidden is not None and group is None:
+            dhidden = self._all_tokens(dhidden)
         return dhidden, dweight, dbias
 
     def _pieces(self, *, in_place: bool) -> Iterator[tuple[int, Tensor, bool]]:
@@ -138,7 +136,7 @@ class _Backward:
         size = self.hidden.element_size()
         held = self.e.shape[0] * padded(kept) * size if in_place else 0
         room = max(scratch(n, self.hidden.shape[1]), held)
-        width = chunk_words(n, v, room, size, _launch.processors(self.hidden.device))
+        width = chunk_words(n, v, room, size, processors(self.hidden.device))
         recomputed = chunks(kept, v, width)
         stored = [(0, kept)] if in_place else chunks(0, kept, width)
         last = (recomputed or stored)[-1][0]

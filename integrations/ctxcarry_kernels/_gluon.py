@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ctxcarry_kernels._device import programs
 from ctxcarry_kernels._plan import TILE_N, TILE_V
-from ctxcarry_kernels._plan import tiles as tiles_of
 
 if TYPE_CHECKING:
     from ctxcarry_kernels._launch import Statistics
@@ -46,19 +46,18 @@ def _kernel(file: str, name: str) -> Any:
 
 
 @functools.cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@functools.cache
 def _layout() -> Any:
     language = import_module("triton.experimental.gluon.language")
     return language.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
+@functools.cache
+def _descriptor_class() -> Any:
+    return import_module("triton.experimental.gluon.nvidia.hopper").TensorDescriptor
+
+
 def _descriptor(matrix: Tensor, block: tuple[int, int]) -> Any:
-    hopper = import_module("triton.experimental.gluon.nvidia.hopper")
-    return hopper.TensorDescriptor(
+    return _descriptor_class()(
         matrix, list(matrix.shape), list(matrix.stride()), list(block), _layout()
     )
 
@@ -87,11 +86,11 @@ def tiles(
     """
     n, h = hidden.shape
     v = weight.shape[0]
-    programs = min(_processors(hidden.device), -(-n // TILE_N) * tiles_of(v))
+    count = programs(n, v, hidden.device)
     nothing = hidden
     top, sums, xsums = statistics or (nothing, nothing, nothing)
     lse, a, b = rows or (nothing, nothing, nothing)
-    _kernel("_gluon_kernel", "logits_tiles")[(programs,)](
+    _kernel("_gluon_kernel", "logits_tiles")[(count,)](
         _descriptor(hidden, (TILE_N, _TILE_H)),
         _descriptor(weight, (TILE_V, _TILE_H)),
         _descriptor(out, (TILE_N // 2, TILE_V // 2)),
@@ -111,7 +110,7 @@ def tiles(
         TILE_H=_TILE_H,
         STAGES=_STAGES,
         GROUP=_GROUP,
-        PROGRAMS=programs,
+        PROGRAMS=count,
         GRADIENT=statistics is None,
         RAGGED=v % TILE_V != 0,
         ENTROPY=entropy,
@@ -122,9 +121,9 @@ def tiles(
 def product(a: Tensor, b: Tensor, out: Tensor, *, transposed: bool) -> None:
     """Leave ``a @ b``, or ``a.T @ b`` if `transposed`, in `out`; all have rows in memory."""
     (k, n), m = b.shape, out.shape[0]
-    programs = min(_processors(a.device), -(-m // TILE_N) * tiles_of(n))
+    count = programs(m, n, a.device)
     half = TILE_N // 2
-    _kernel("_gluon_product_kernel", "product")[(programs,)](
+    _kernel("_gluon_product_kernel", "product")[(count,)](
         _descriptor(a, (_TILE_H, half) if transposed else (half, _TILE_H)),
         _descriptor(b, (_TILE_H, TILE_V)),
         _descriptor(out, (half, TILE_V // 2)),
@@ -137,6 +136,6 @@ def product(a: Tensor, b: Tensor, out: Tensor, *, transposed: bool) -> None:
         TILE_K=_TILE_H,
         STAGES=_STAGES,
         GROUP=_GROUP,
-        PROGRAMS=programs,
+        PROGRAMS=count,
         num_warps=4,
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -12,13 +10,10 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ctxcarry_kernels import _gluon, _row_kernels, _tile_kernel
-from ctxcarry_kernels._first_call import told_if_slow
+from ctxcarry_kernels._device import programs
 from ctxcarry_kernels._plan import TILE_N, TILE_V, tiles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-
     from ctxcarry_kernels._settings import Settings
 
 __all__ = (
@@ -30,8 +25,6 @@ __all__ = (
     "gradient_tiles",
     "label_gradient",
     "label_x",
-    "on_device",
-    "processors",
     "product",
     "statistics_tiles",
 )
@@ -42,8 +35,6 @@ INTERPRETED: Final = not isinstance(_tile_kernel.logits_tiles, JITFunction)
 _TILE_H: Final = 64
 _GROUP: Final = 16
 _ROWS: Final = 256
-_FIRST_USES: Final = 4
-_uses = itertools.count()
 _WARPS, _STAGES = 8, 3
 # From so many multiplications on Gluon's product is the faster one, below it torch's.
 _LARGE: Final = 1e12
@@ -65,33 +56,6 @@ class Statistics(NamedTuple):
         return cls(*(torch.empty(size, device=device, dtype=torch.float32) for _ in range(3)))
 
 
-def processors(device: torch.device) -> int:
-    """Return the number of multiprocessors."""
-    if device.type != "cuda":
-        return 4
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def on_device(tensor: Tensor) -> AbstractContextManager[None]:
-    """
-    Have the tensor's device current, and its CUDA context bound to this thread.
-
-    A descriptor made on the host fails with "invalid device context" in a thread that
-    has run no kernel yet, which a thread of autograd may be; to ask for a device is
-    not enough.
-    """
-    return _bound(tensor.device) if tensor.is_cuda else nullcontext()
-
-
-@contextmanager
-def _bound(device: torch.device) -> Iterator[None]:
-    with torch.cuda.device(device):
-        torch.cuda.set_device(device)
-        # The first forward and the first backward have kernels to compile.
-        with told_if_slow() if next(_uses) < _FIRST_USES else nullcontext():
-            yield
-
-
 def _descriptor(matrix: Tensor, block: tuple[int, int]) -> TensorDescriptor:
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), list(block))
 
@@ -110,13 +74,12 @@ def _launch_tiles(
 ) -> None:
     n, h = hidden.shape
     v = weight.shape[0]
-    total = -(-n // TILE_N) * tiles(v)
-    programs = min(processors(hidden.device), total)
+    count = programs(n, v, hidden.device)
     # What a variant of the kernel does not touch must still be something.
     nothing = hidden
     top, sums, xsums = statistics or (nothing, nothing, nothing)
     lse, a, b = rows or (nothing, nothing, nothing)
-    _tile_kernel.logits_tiles[(programs,)](
+    _tile_kernel.logits_tiles[(count,)](
         _descriptor(hidden, (TILE_N, _TILE_H)),
         _descriptor(weight, (TILE_V, _TILE_H)),
         _descriptor(hidden if out is None else out, (TILE_N, TILE_V)),
@@ -136,7 +99,7 @@ def _launch_tiles(
         TILE_V=TILE_V,
         TILE_H=_TILE_H,
         GROUP=_GROUP,
-        PROGRAMS=programs,
+        PROGRAMS=count,
         LEAVE=leave.value,
         RAGGED=v % TILE_V != 0,
         ENTROPY=entropy,

@@ -100,17 +100,11 @@ def differentiate(
         dentropy: Gradient of the entropy, or None.
         s: The numbers of the call.
     """
-    if not s.entropy:
-        dentropy = None
-    if dlogp is None and dentropy is None:
+    todo = _compute.asked(ctx, dlogp, dentropy, s)
+    if todo is None:
         return None, None, None
-    tensors = ctx.saved_tensors
-    hidden, _, bias = tensors[:3]
-    needed = [*ctx.needs_input_grad[:2], ctx.needs_input_grad[2] and bias is not None]
-    dlogp = _compute.gradient(dlogp, hidden)
-    if dentropy is not None:
-        dentropy = _compute.gradient(dentropy, hidden)
-    made = torch.ops.ctxcarry_kernels.backward(*tensors, dlogp, dentropy, needed, *s)
+    tensors, gradients, needed = todo
+    made = torch.ops.ctxcarry_kernels.backward(*tensors, *gradients, needed, *s)
     return tuple(gradient if n else None for gradient, n in zip(made, needed))
 
 

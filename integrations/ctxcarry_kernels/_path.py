@@ -15,7 +15,7 @@ from ctxcarry_kernels._gemm import has_fp32_output
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ("fused_for", "why_never_fused", "why_not_fused")
+__all__ = ("fused_for", "has_whole_rows", "why_never_fused", "why_not_fused")
 
 _HOPPER = (9, 0)
 
@@ -33,20 +33,25 @@ def why_not_fused(hidden: Tensor, weight: Tensor) -> str | None:
         hidden: [N, H].
         weight: [V, H], of the same type and device.
     """
-    reason = why_never_fused(hidden.device, hidden.dtype, hidden.shape[1])
+    reason = why_never_fused(hidden.device, hidden.dtype)
     if reason is not None:
         return reason
+    if not has_whole_rows(hidden):
+        size = hidden.shape[1]
+        return f"rows of {size} elements, which are no multiple of 16 bytes, as TMA needs"
     if (hidden.data_ptr() | weight.data_ptr()) % 16:
         return "memory that does not begin at a multiple of 16 bytes, as TMA needs"
     return None
 
 
-def why_never_fused(device: torch.device, dtype: torch.dtype, features: int) -> str | None:
-    """Return why the Triton kernels do not serve hidden states [N, `features`], or None."""
-    reason = _lacking() or _unsuitable(device, dtype)
-    if reason is None and features * dtype.itemsize % 16:
-        return f"rows of {features} elements, which are no multiple of 16 bytes, as TMA needs"
-    return reason
+def why_never_fused(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return why the Triton kernels do not serve any tensors like these, or None."""
+    return _lacking() or _unsuitable(device, dtype)
+
+
+def has_whole_rows(hidden: Tensor) -> bool:
+    """Say whether a row has a multiple of 16 bytes."""
+    return hidden.shape[1] * hidden.element_size() % 16 == 0
 
 
 @functools.cache

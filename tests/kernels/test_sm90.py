@@ -11,7 +11,7 @@ import torch
 triton = pytest.importorskip("triton")
 pytest.importorskip("triton.tools.tensor_descriptor")
 
-from ctxcarry_kernels import _gluon, _launch, _row_kernels, _tile_kernel  # noqa: E402 - needs Triton
+from ctxcarry_kernels import _device, _gluon, _launch, _row_kernels, _tile_kernel  # noqa: E402
 from ctxcarry_kernels._launch import Statistics  # noqa: E402
 from ctxcarry_kernels._settings import Settings  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
@@ -90,8 +90,7 @@ def launches(monkeypatch):
         for name in names:
             found[name] = Launch(getattr(module, name))
             monkeypatch.setattr(module, name, found[name])
-    monkeypatch.setattr(_launch, "processors", lambda device: 132)
-    monkeypatch.setattr(_gluon, "_processors", lambda device: 132)
+    monkeypatch.setattr(_device, "processors", lambda device: 132)
     monkeypatch.setattr(_gluon, "available", lambda: False)
     return found
 

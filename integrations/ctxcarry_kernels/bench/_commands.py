@@ -83,7 +83,7 @@ def bench(
     """
     Measure linear_cross_entropy beside cuBLAS and other kernels, by turns.
 
-    On a GPU the default takes about four minutes. Without one, give a small --size.
+    On a GPU the default takes some minutes. Without one, give a small --size.
     """
     _check_files(json_file, plot_file, parallel=tensor_parallel is not None)
     sizes = [_checked(Size.parse, text) for text in size or ()]
