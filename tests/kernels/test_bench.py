@@ -16,7 +16,8 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 
 import torch
-from ctxcarry_kernels.bench import _candidates, _inputs, _peers
+from ctxcarry_kernels.bench import _candidates, _inputs, _measure, _peers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = "64,64,512"
@@ -83,11 +84,21 @@ def test_results_of_ours_are_right(measured):
             assert row["dweight_error"] < 5e-3
 
 
-def test_floor_is_four_products(measured):
-    """The floor counts the logits twice."""
-    base = measured[1]["sizes"][0]["baseline"]
-    four = 2 * base["logits_ms"] + base["dhidden_ms"] + base["dweight_ms"]
-    assert base["floor_ms"] == pytest.approx(four)
+def test_floor_is_four_products():
+    """The floor counts the logits twice, and each gradient once."""
+    inputs = _inputs.make(_inputs.Size(8, 16, 32), "cpu")
+    shapes = []
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.mm.out:
+                shapes.append(tuple(kwargs["out"].shape))
+            return func(*args, **kwargs or {})
+
+    runs = _measure._baseline_runs(inputs)
+    with Products():
+        runs["baseline", "floor"]()
+    assert shapes == [(8, 32)] * 2 + [(8, 16), (32, 16)]
 
 
 def test_memory_of_the_cpu_is_not_known(measured):

@@ -73,8 +73,8 @@ def bench(
     size: _SizeOption = None,
     budget: _BudgetOption = None,
     peers: _Peers = True,  # noqa: FBT002 - flags of the command line
-    rounds: _Rounds = 3,
-    span: _Span = 200,
+    rounds: _Rounds = 10,
+    span: _Span = 100,
     json_file: _Json = None,
     plot_file: _Plot = None,
     markdown: _Markdown = False,  # noqa: FBT002

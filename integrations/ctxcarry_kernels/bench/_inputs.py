@@ -76,6 +76,11 @@ class Inputs(NamedTuple):
     dlogprobs: Tensor
     dentropy: Tensor
 
+    @property
+    def size(self) -> Size:
+        """Return how much there is to do."""
+        return Size(*self.hidden.shape, self.weight.shape[0])
+
     def half_masked(self) -> Inputs:
         """Return the same, without a gradient for each second token."""
         dlogprobs, dentropy = self.dlogprobs.clone(), self.dentropy.clone()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ctxcarry_kernels.bench._inputs import make, reference
-from ctxcarry_kernels.bench._timing import free, milliseconds
+from ctxcarry_kernels.bench._timing import by_turns, free
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ("Baseline", "Row", "Table", "measure")
 
+_BASELINE = "baseline"
+
 
 @dataclass
 class Baseline:
@@ -31,17 +33,13 @@ class Baseline:
     Attributes:
         name: Whose.
         logits_ms: ``hidden @ weight.T``.
-        dhidden_ms: The gradient of hidden from that of the logits.
-        dweight_ms: That of weight.
-        floor_ms: The logits twice and both gradients: what forward and backward need
-            at least where no logits are kept.
+        floor_ms: The logits twice and both gradients, one after the other: what forward and
+            backward need at least where no logits are kept.
     """
 
     name: str
-    logits_ms: float = 0.0
-    dhidden_ms: float = 0.0
-    dweight_ms: float = 0.0
-    floor_ms: float = 0.0
+    logits_ms: float
+    floor_ms: float
 
 
 @dataclass
@@ -65,7 +63,7 @@ class Row:
         dhidden_error: Relative error, by the Frobenius norm.
         dweight_error: The same.
         error: Why it could not be measured, or "".
-        rounds: The times of each round.
+        rounds: The median of each round, by what was timed.
     """
 
     name: str
@@ -128,17 +126,7 @@ def measure(
         if not row.error and device == "cuda":
             free(device)
             _try(row, partial(_memory, candidate, row, inputs))
-    masked = inputs.half_masked()
-    of_baseline: dict[str, list[float]] = {}
-    for turn in range(rounds):
-        say(f"{size}: round {turn + 1} of {rounds}")
-        _time_baseline(of_baseline, inputs, device, span)
-        for candidate, row in zip(candidates, rows):
-            if not row.error:
-                free(device)
-                _try(row, partial(_time, candidate, row, inputs, masked, device, span))
-    free(device)
-    baseline = _baseline("cuBLAS" if device == "cuda" else "torch.mm", of_baseline)
+    baseline = _time(inputs, candidates, rows, device, rounds=rounds, span=span, say=say)
     for row in rows:
         _summarise(row, baseline)
     return Table(size, baseline, rows)
@@ -148,8 +136,12 @@ def _try(row: Row, run: Callable[[], None]) -> None:
     try:
         run()
     except Exception as error:  # noqa: BLE001 - whatever a foreign kernel raises
-        text = str(error).strip().split("\n", 1)[0]
-        row.error = f"{type(error).__name__}: {text}"[:300]
+        row.error = _told(error)
+
+
+def _told(error: Exception) -> str:
+    text = str(error).strip().split("\n", 1)[0]
+    return f"{type(error).__name__}: {text}"[:300]
 
 
 def _errors(candidate: Candidate, row: Row, inputs: Inputs, expected: Expected) -> None:
@@ -183,37 +175,73 @@ def _memory(candidate: Candidate, row: Row, inputs: Inputs) -> None:
     row.held_mib = held / (1 << 20)
 
 
-def _time_baseline(times: dict[str, list[float]], inputs: Inputs, device: str, span: int) -> None:
+def _time(
+    inputs: Inputs,
+    candidates: Sequence[Candidate],
+    rows: Sequence[Row],
+    device: str,
+    *,
+    rounds: int,
+    span: int,
+    say: Callable[[str], object],
+) -> Baseline:
+    """Time the products and, into their rows, the candidates that are left."""
+    runs = _baseline_runs(inputs)
+    masked = inputs.half_masked()
+    for candidate, row in zip(candidates, rows):
+        if not row.error:
+            runs |= _runs(candidate, inputs, masked)
+    times, failed = by_turns(
+        runs,
+        device,
+        rounds=rounds,
+        span=span,
+        say=lambda number: say(f"{inputs.size}: round {number} of {rounds}"),
+    )
+    del runs
+    free(device)
+    of_rows = {row.name: row for row in rows}
+    for (name, _), error in failed.items():
+        if name == _BASELINE:
+            raise error
+        of_rows[name].error = _told(error)
+    for (name, part), each in times.items():
+        if name != _BASELINE:
+            of_rows[name].rounds[part] = each
+    return Baseline(
+        "cuBLAS" if device == "cuda" else "torch.mm",
+        statistics.median(times[_BASELINE, "logits"]),
+        statistics.median(times[_BASELINE, "floor"]),
+    )
+
+
+def _baseline_runs(inputs: Inputs) -> dict[tuple[str, str], Callable[[], object]]:
     hidden, weight = inputs.hidden.detach(), inputs.weight.detach()
     logits = hidden @ weight.t()
     dhidden, dweight = torch.empty_like(hidden), torch.empty_like(weight)
-    products: dict[str, Callable[[], object]] = {
-        "logits": lambda: torch.mm(hidden, weight.t(), out=logits),
-        "dhidden": lambda: torch.mm(logits, weight, out=dhidden),
-        "dweight": lambda: torch.mm(logits.t(), hidden, out=dweight),
-    }
-    for name, run in products.items():
-        times.setdefault(name, []).append(milliseconds(run, device, span))
+
+    def make_logits() -> None:
+        torch.mm(hidden, weight.t(), out=logits)
+
+    def make_all() -> None:
+        make_logits()
+        make_logits()
+        torch.mm(logits, weight, out=dhidden)
+        torch.mm(logits.t(), hidden, out=dweight)
+
+    return {(_BASELINE, "logits"): make_logits, (_BASELINE, "floor"): make_all}
 
 
-def _baseline(name: str, times: dict[str, list[float]]) -> Baseline:
-    logits, dhidden, dweight = (
-        statistics.median(times[part]) for part in ("logits", "dhidden", "dweight")
-    )
-    return Baseline(name, logits, dhidden, dweight, 2 * logits + dhidden + dweight)
-
-
-def _time(
-    candidate: Candidate, row: Row, inputs: Inputs, masked: Inputs, device: str, span: int
-) -> None:
-    runs: dict[str, Callable[[], object]] = {
-        "forward": lambda: candidate.forward(inputs),
-        "forward_backward": lambda: candidate.forward_backward(inputs),
+def _runs(
+    candidate: Candidate, inputs: Inputs, masked: Inputs
+) -> dict[tuple[str, str], Callable[[], object]]:
+    runs: dict[tuple[str, str], Callable[[], object]] = {
+        (candidate.name, "forward"): partial(candidate.forward, inputs),
+        (candidate.name, "forward_backward"): partial(candidate.forward_backward, inputs),
     }
     if candidate.ours:
-        runs["masked"] = lambda: candidate.forward_backward(masked)
-    for name, run in runs.items():
-        row.rounds.setdefault(name, []).append(milliseconds(run, device, span))
+        runs[candidate.name, "masked"] = partial(candidate.forward_backward, masked)
+    return runs
 
 
 def _summarise(row: Row, baseline: Baseline) -> None:

@@ -3,57 +3,98 @@
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-__all__ = ("free", "milliseconds", "milliseconds_together")
+__all__ = ("by_turns", "free", "milliseconds_together")
 
-_WARMUP = 100
-_WARM_SECONDS = 0.5
+_Key = TypeVar("_Key")
 
 
-def milliseconds(run: Callable[[], object], device: str, span: int) -> float:
+def by_turns(
+    runs: dict[_Key, Callable[[], object]],
+    device: str,
+    *,
+    rounds: int,
+    span: int,
+    say: Callable[[int], object],
+) -> tuple[dict[_Key, list[float]], dict[_Key, Exception]]:
     """
-    Return the median time of a call.
+    Return how many milliseconds a call of each takes, and why some did not run.
+
+    A card at its limit of power is as fast as it is cool. So all have short turns one after
+    the other, in another order each round, and on a GPU without a pause in a round.
 
     Args:
-        run: What to time.
+        runs: What to time.
         device: "cuda" or "cpu".
-        span: For about how many milliseconds to repeat it.
+        rounds: How often each has its turn.
+        span: For about how many milliseconds a turn repeats a call.
+        say: Called with the number of each round, from 1.
+
+    Returns:
+        The median of each turn, and what was raised.
     """
-    if device == "cuda":
-        from triton.testing import do_bench  # noqa: PLC0415 - not there without a GPU
+    failed: dict[_Key, Exception] = {}
+    calls = dict.fromkeys(runs, 1)
 
-        _warm()
-        timed: Any = do_bench(run, warmup=_WARMUP, rep=span, return_mode="median")
-        return float(timed)
-    from torch.utils.benchmark import Timer  # noqa: PLC0415 - slow to import
+    def left() -> list[_Key]:
+        return [key for key in runs if key not in failed]
 
-    timer = Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
-    return float(timer.blocked_autorange(min_run_time=span / 1000).median * 1000)
+    for key in left():
+        with _noted(key, failed):
+            runs[key]()
+            once = (_turn_on_gpu if device == "cuda" else _turn_on_cpu)(runs[key], 1)()
+            calls[key] = max(1, round(span / once))
+    times: dict[_Key, list[float]] = {key: [] for key in runs}
+    shuffled = random.Random(0)  # noqa: S311 - an order
+    for number in range(1, rounds + 1):
+        say(number)
+        order = left()
+        shuffled.shuffle(order)
+        turns = {}
+        for key in order:
+            with _noted(key, failed):
+                # Not timed: its caches, and the clock of the card, are those of the one before.
+                runs[key]()
+                turn = _turn_on_gpu if device == "cuda" else _turn_on_cpu
+                turns[key] = turn(runs[key], calls[key])
+        for key, ended in turns.items():
+            times[key].append(ended())
+    return times, failed
 
 
-def _warm() -> None:
-    """
-    Multiply for half a second, so that no call is timed on a card that has cooled down.
+@contextmanager
+def _noted(key: _Key, failed: dict[_Key, Exception]) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever a foreign kernel raises
+        failed[key] = error
 
-    Large products run at the limit of its power: just after a pause the same one is faster
-    by some percent, which would favour what is timed first.
-    """
-    matrix = torch.randn((8192, 8192), device="cuda", dtype=torch.bfloat16)
-    product = torch.empty_like(matrix)
-    end = time.monotonic() + _WARM_SECONDS
-    while time.monotonic() < end:
-        for _ in range(10):
-            torch.mm(matrix, matrix, out=product)
+
+def _turn_on_gpu(run: Callable[[], object], calls: int) -> Callable[[], float]:
+    """Launch the calls, and return what waits for them and tells their median."""
+    pairs = [_launch(run) for _ in range(calls)]
+
+    def ended() -> float:
         torch.cuda.synchronize()
+        return statistics.median(float(start.elapsed_time(end)) for start, end in pairs)
+
+    return ended
+
+
+def _turn_on_cpu(run: Callable[[], object], calls: int) -> Callable[[], float]:
+    took = statistics.median(_on_cpu(run) for _ in range(calls))
+    return lambda: took
 
 
 def milliseconds_together(run: Callable[[], object], device: str, calls: int) -> float:
@@ -69,7 +110,7 @@ def milliseconds_together(run: Callable[[], object], device: str, calls: int) ->
     return float(slowest)
 
 
-def _on_gpu(run: Callable[[], object]) -> float:
+def _launch(run: Callable[[], object]) -> tuple[Any, Any]:
     event: Any = torch.cuda.Event
     start, end = event(enable_timing=True), event(enable_timing=True)
     # Overwrites what the cache holds, and has launches queue up behind it.
@@ -77,8 +118,11 @@ def _on_gpu(run: Callable[[], object]) -> float:
     start.record()
     run()
     end.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(end))
+    return start, end
+
+
+def _on_gpu(run: Callable[[], object]) -> float:
+    return _turn_on_gpu(run, 1)()
 
 
 def _on_cpu(run: Callable[[], object]) -> float:
