@@ -79,7 +79,8 @@ class Inputs(NamedTuple):
     @property
     def size(self) -> Size:
         """Return how much there is to do."""
-        return Size(*self.hidden.shape, self.weight.shape[0])
+        n, h = self.hidden.shape
+        return Size(n, h, self.weight.shape[0])
 
     def half_masked(self) -> Inputs:
         """Return the same, without a gradient for each second token."""
