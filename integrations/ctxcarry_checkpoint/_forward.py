@@ -1,0 +1,326 @@
+"""The forward of a block: follow what is known of it, or record it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ctxcarry_checkpoint._hidden import Watch, fingerprint
+from ctxcarry_checkpoint._kept import Tensors
+from ctxcarry_checkpoint._ops import Action, Call
+from ctxcarry_checkpoint._private import IGNORED, Hooks
+from ctxcarry_checkpoint._record import Recorder, storages
+from ctxcarry_checkpoint._results import brief, layout
+from ctxcarry_checkpoint._schema import draws_random, written
+from ctxcarry_checkpoint._trace import Note, Site, Trace, constants
+from ctxcarry_checkpoint._where import calling_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ctxcarry_checkpoint._record import Cost, Pack
+
+__all__ = ("Forward",)
+
+_CONSTANTS, _KEEP, _LAYOUT, _RANDOM = (int(note) for note in Note)
+
+
+class Forward(TorchDispatchMode):
+    """
+    Sees each operator of a block while its forward runs, and keeps what is to be kept.
+
+    Args:
+        site: The block, with what is known of it.
+        policy: The policy, for this forward.
+        hooks: Saved-tensor hooks around the block.
+        debug: Whether to note a number of what each operator returns.
+        names: Returns the module and the regions that run, where that is followed.
+        cost: Tells what an operator takes, for a plan.
+
+    Attributes:
+        funcs: The operators so far.
+        noted: Shape and type of each result.
+        constants: By operator: its arguments that are no tensors.
+        kept: By operator: its result.
+        values: By operator: a number of what it returned.
+        recorder: What records, where nothing is followed from the start.
+        paused: Whether what runs now is not the block's.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        policy: Any,
+        hooks: Hooks | None,
+        *,
+        debug: bool = False,
+        names: Callable[[], tuple[str, tuple[str, ...]]] = lambda: ("", ()),
+        cost: Cost | None = None,
+    ) -> None:
+        super().__init__()
+        self.site = site
+        self.trace = None if debug else site.begin()
+        self.paused = False
+        self.recorder = Recorder(cost) if self.trace is None else None
+        self.funcs: list[Any] = []
+        self.noted: list[Any] = []
+        self.constants: dict[int, tuple[tuple[Any, ...], Mapping[str, Any] | None]] = {}
+        self.kept: dict[int, Tensors] = {}
+        self.values: dict[int, list[torch.Tensor | None]] = {}
+        self.where: list[tuple[str, ...]] = []
+        self._policy = policy.start()
+        # What counts has to see all calls, not only those of another shape.
+        self._asks = bool(not policy.static or policy.by_shape)
+        self._hooks = hooks
+        self._debug = debug
+        self._names = names
+        self._watch = Watch()
+        self._actions: dict[int, Action] = {}
+        self._nth: dict[Any, int] = {}
+        self._constant_at: list[tuple[tuple[int, ...], bool]] = []
+        self._kept_storages: dict[int, int] = {}
+        self._packs = 0
+        self._follow(self.trace)
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let what is compiled within the block run as it is."""
+        return True
+
+    @property
+    def index(self) -> int:
+        """Return how many operators have run."""
+        return len(self.noted)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        if self.paused:
+            return output
+        noted = self.noted
+        index = len(noted)
+        if index < self._length and self._expected[index] is func:
+            note = self._notes[index]
+            if note or self._asks:
+                return self._followed(index, note, func, args, kwargs, output)
+            if isinstance(output, torch.Tensor):
+                noted.append((output.shape, output.dtype))
+            else:
+                noted.append(brief(output))
+            return output
+        if func in IGNORED:
+            return output
+        if self.trace is not None and not self._switch(func):
+            self.leave()
+        if self.trace is not None:
+            return self._followed(index, self._notes[index], func, args, kwargs, output)
+        self._new(func, args, kwargs, output)
+        return output
+
+    def pack(self, tensor: torch.Tensor) -> tuple[bool, bool]:
+        """
+        Note that autograd keeps a tensor.
+
+        Returns:
+            Whether to hold the tensor itself, since its memory stays in any case, and
+            whether the block made it.
+        """
+        at, number = len(self.noted), self._packs
+        self._packs += 1
+        if self.trace is not None:
+            packs = self.trace.packs
+            if number < len(packs) and packs[number][0] == at:
+                return packs[number][1:]
+            self.leave()
+        if self.recorder is not None:
+            pack = self.recorder.pack(tensor)
+            return self._stays(pack), bool(pack.owners)
+        # Of what a forward that was not recorded holds, only parameters are sure to stay.
+        stays = tensor.is_leaf and tensor.requires_grad
+        return stays, not stays
+
+    def leave(self) -> None:
+        """Stop following: this forward goes another way than any that is known."""
+        trace = self.trace
+        assert trace is not None
+        index = len(self.noted)
+        self.funcs = trace.funcs[:index]
+        self.where = trace.where[:index]
+        self._follow(None)
+        self.site.lost()
+        for group in trace.groups:
+            # Kept as it is after the last write, which may be another one now.
+            self.kept.pop(group, None)
+        if self._hooks is not None:
+            # Whose memory the hooks have made of it cannot be told, nor who writes to it.
+            kept = self.kept.items()
+            self.kept = {i: each for i, each in kept if trace.ops[i].scalar}
+        for kept_index, each in self.kept.items():
+            self._note_storages(kept_index, each.held())
+        for func in self.funcs:
+            self._nth[func] = self._nth.get(func, 0) + 1
+
+    def finish(self, outputs: list[torch.Tensor]) -> None:
+        """
+        Close the forward: learn from what was recorded.
+
+        Must be called with this mode off.
+
+        Args:
+            outputs: The tensors that the block returned.
+        """
+        if self.trace is not None and len(self.noted) != len(self.trace.funcs):
+            self.leave()
+        if self.trace is not None:
+            self.funcs = self.trace.funcs
+            self.where = self.trace.where
+            for group in self.trace.groups:
+                self.kept[group].settle()
+            return
+        hidden = self._watch.changed()
+        for index in hidden:
+            self.kept.pop(index, None)
+        if self.recorder is None:
+            return
+        ops = self.recorder.ops
+        for index in hidden:
+            ops[index].savable = False
+            ops[index].why = "a kernel that torch does not see writes to it"
+        made = Trace(
+            ops,
+            self.funcs,
+            self.recorder.packs,
+            self._constant_at,
+            self._actions,
+            self.where,
+            self.recorder.owners_of(outputs),
+        )
+        self.site.add(made)
+
+    def _follow(self, trace: Trace | None) -> None:
+        self.trace = trace
+        self._length = 0 if trace is None else len(trace.funcs)
+        self._expected: list[Any] = [] if trace is None else trace.funcs
+        self._notes: list[int] = [] if trace is None else trace.notes
+
+    def _switch(self, func: Any) -> bool:
+        assert self.trace is not None
+        other = self.site.other(self.trace, func, len(self.noted), self._packs)
+        if other is not None:
+            self._follow(other)
+        return other is not None
+
+    def _followed(
+        self,
+        index: int,
+        note: int,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        output: Any,
+    ) -> Any:
+        trace = self.trace
+        assert trace is not None
+        if (note & _RANDOM and draws_random(func, args, kwargs) != trace.ops[index].random) or (
+            self._decides_otherwise(index, func, args, kwargs, output)
+        ):
+            self.leave()
+            self._new(func, args, kwargs, output)
+            return output
+        if note & _CONSTANTS:
+            positions, in_kwargs = trace.constants[index]
+            if positions and positions[-1] >= len(args):
+                self.leave()
+                self._new(func, args, kwargs, output)
+                return output
+            given = tuple(args[position] for position in positions)
+            self.constants[index] = given, kwargs if in_kwargs else None
+        if note & _KEEP:
+            offload = trace.actions.get(index) is Action.OFFLOAD
+            settled = index not in trace.groups
+            self.kept[index] = Tensors(output, self._hooks, offload=offload, settled=settled)
+        self.noted.append(layout(output) if note & _LAYOUT else brief(output))
+        return output
+
+    def _decides_otherwise(
+        self, index: int, func: Any, args: tuple[Any, ...], kwargs: Any, output: Any
+    ) -> bool:
+        """Ask a policy that may decide otherwise this time."""
+        trace = self.trace
+        assert trace is not None
+        op = trace.ops[index]
+        if not self._asks or not self._is_asked(op):
+            return False
+        call = Call(func, index, op.nth, args, kwargs, output, op.module, op.regions)
+        action = self._policy.decide(call) or Action.RECOMPUTE
+        return bool(action != trace.asked.get(index, Action.RECOMPUTE))
+
+    @staticmethod
+    def _is_asked(op: Any) -> bool:
+        return bool(op.savable and not op.scalar and op.owner is None)
+
+    def _new(self, func: Any, args: tuple[Any, ...], kwargs: Any, output: Any) -> None:
+        """Take in an operator that is not known yet."""
+        index = len(self.noted)
+        module, regions = self._names()
+        recorder = self.recorder or Recorder()
+        op = recorder.add(func, args, kwargs, output, module=module, regions=regions)
+        nth = self._nth.get(func, 0)
+        self._nth[func] = nth + 1
+        self._write(func, args, kwargs)
+        at = constants(args, kwargs)
+        self._constant_at.append(at)
+        if at[0] or at[1]:
+            self.constants[index] = tuple(args[i] for i in at[0]), kwargs if at[1] else None
+        self.funcs.append(func)
+        self.noted.append(brief(output))
+        self.where.append(calling_lines() if self.recorder is not None else ())
+        if op.scalar:
+            self.kept[index] = Tensors(output, None, offload=False)
+        elif self._is_asked(op):
+            call = Call(func, index, nth, args, kwargs, output, module, regions)
+            action = self._policy.decide(call) or Action.RECOMPUTE
+            if action is not Action.RECOMPUTE:
+                self._actions[index] = action
+                self._keep(index, output, action)
+        if self._debug:
+            self.values[index] = [fingerprint(t) for t in _tensors(output)]
+
+    def _keep(self, index: int, output: Any, action: Action) -> None:
+        kept = Tensors(output, self._hooks, offload=action is Action.OFFLOAD)
+        self.kept[index] = kept
+        self._note_storages(index, _tensors(output))
+        if self.recorder is not None:
+            self._watch.add(index, kept.held())
+
+    def _note_storages(self, index: int, tensors: list[torch.Tensor]) -> None:
+        for tensor in tensors:
+            for key in storages(tensor):
+                self._kept_storages[key] = index
+
+    def _write(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> None:
+        """Let go of what is written to: it was kept as it was before."""
+        for tensor in written(func, args, kwargs):
+            if isinstance(tensor, torch.Tensor):
+                for key in storages(tensor):
+                    index = self._kept_storages.pop(key, None)
+                    if index is not None:
+                        self.kept.pop(index, None)
+
+    def _stays(self, pack: Pack) -> bool:
+        return all(
+            owner in self.kept and self._actions.get(owner) is Action.SAVE for owner in pack.owners
+        )
+
+
+def _tensors(output: Any) -> list[torch.Tensor]:
+    if isinstance(output, torch.Tensor):
+        return [output]
+    if isinstance(output, (list, tuple)):
+        return [tensor for each in output for tensor in _tensors(each)]
+    return []
+

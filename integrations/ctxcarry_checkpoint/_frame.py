@@ -1,0 +1,228 @@
+"""One call of a checkpoint: its forward, and its recompute when a backward needs it."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import nullcontext
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
+
+from ctxcarry.boundaries.recompute import capture_forward
+from ctxcarry_checkpoint import _mismatch as mismatch
+from ctxcarry_checkpoint._ambient import Ambient, clear_autocast_cache
+from ctxcarry_checkpoint._context import explained
+from ctxcarry_checkpoint._forward import Forward
+from ctxcarry_checkpoint._holder import Holder, Inputs
+from ctxcarry_checkpoint._kept import prefetch
+from ctxcarry_checkpoint._placeholder import NeededError, Placeholder
+from ctxcarry_checkpoint._private import default_hooks, keeps_graph
+from ctxcarry_checkpoint._recompute import Recompute, Record
+from ctxcarry_checkpoint._region import current as current_regions
+from ctxcarry_checkpoint._where import ModuleNames
+from ctxcarry_checkpoint.errors import RecomputeMismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ctxcarry_checkpoint._record import Cost
+    from ctxcarry_checkpoint._trace import Site
+
+__all__ = ("Frame",)
+
+
+class _Done(BaseException):  # noqa: N818 - no error, and no code of the block may catch it
+    """All that is needed has been made."""
+
+
+class Frame:
+    """
+    A block that is called now, and perhaps again in a backward.
+
+    Args:
+        fn: The block.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        site: What is known of the block.
+        policy: What is to become of results.
+        preserve_rng_state: Whether random numbers are to be the same again.
+        early_stop: Whether a recompute ends with the last tensor that is needed.
+        debug: Whether to compare values.
+        root: The module whose submodules name what runs, if any.
+        cost: Tells what an operator takes, for a plan.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        site: Site,
+        policy: Any,
+        *,
+        preserve_rng_state: bool = True,
+        early_stop: bool = True,
+        debug: bool = False,
+        root: torch.nn.Module | None = None,
+        cost: Cost | None = None,
+    ) -> None:
+        self._fn = fn
+        self._site = site
+        self._early_stop = early_stop
+        self._hooks = default_hooks()
+        self._inputs = Inputs(args, kwargs, self._hooks)
+        self._ambient = Ambient(args, preserve_rng_state=preserve_rng_state)
+        self._snapshot = capture_forward()
+        self._lock = RLock()
+        self._holders: list[weakref.ref[Holder]] = []
+        self._record: Record | None = None
+        self._names: Any = nullcontext()
+        self._mode = Forward(
+            site, policy, self._hooks, debug=debug, names=self._place, cost=cost
+        )
+        if self._mode.trace is None:
+            self._names = ModuleNames(root)
+
+    def forward(self) -> Any:
+        """Call the block."""
+        mode = self._mode
+        if self._ambient.casts:
+            clear_autocast_cache()
+        args, kwargs = self._inputs.given()
+        with self._names, saved_tensors_hooks(self._pack, self._unpack), mode:
+            output = self._fn(*args, **kwargs)
+        tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+        mode.finish(tensors)
+        self._record = self._so_far()
+        self._inputs.let_go()
+        return output
+
+    def recorded(self) -> Forward:
+        """Return what was seen of the forward."""
+        return self._mode
+
+    def fill(self, holder: Holder) -> Any:
+        """
+        Return the tensor of a holder that does not have it, by a recompute if need be.
+
+        Two threads may ask at once: one recomputes for both (pytorch#96764).
+        """
+        with self._lock:
+            if holder.value is None:
+                self._recompute()
+            value = holder.value
+            assert value is not None
+            if keeps_graph():
+                # Another pass makes it again, rather than have this one hold it.
+                holder.value = None
+        return value
+
+    def kept(self) -> dict[int, Any]:
+        """Return what was kept, by operator."""
+        return self._mode.kept
+
+    def _place(self) -> tuple[str, tuple[str, ...]]:
+        names = self._names
+        return getattr(names, "current", ""), current_regions()
+
+    def _so_far(self) -> Record:
+        mode = self._mode
+        trace = mode.trace
+        funcs = mode.funcs if trace is None else trace.funcs
+        where = mode.where if trace is None else trace.where
+        return Record(funcs, mode.noted, mode.constants, mode.kept, where, trace, mode.values)
+
+    def _pack(self, tensor: torch.Tensor) -> Holder:
+        mode = self._mode
+        stays, made = mode.pack(tensor)
+        holder = Holder(self)
+        self._holders.append(weakref.ref(holder))
+        if stays:
+            mode.paused = True
+            try:
+                holder.hold(tensor, self._hooks, made=made)
+            finally:
+                mode.paused = False
+        return holder
+
+    @staticmethod
+    def _unpack(holder: Holder) -> torch.Tensor:
+        return holder.get()
+
+    def _recompute(self) -> None:
+        record = self._record or self._so_far()
+        prefetch(record.kept)
+        skip = record.trace is not None and record.trace.skips and self._record is not None
+        try:
+            made = self._again(record, skip=skip)
+        except NeededError:
+            if not skip:
+                raise
+            made = False
+        if not made:
+            # What was left out is needed after all: by a kernel that torch does not see, say.
+            assert record.trace is not None
+            record.trace.skips = False
+            self._again(record, skip=False)
+        if self._record is not None and not keeps_graph():
+            # Nobody comes again: what the backward needs is with its nodes now.
+            record.kept.clear()
+
+    def _again(self, record: Record, *, skip: bool) -> bool:
+        """Run the block again; say whether it went well with what was left out."""
+        wanted = [h for ref in self._holders if (h := ref()) is not None and h.value is None]
+        mode = Recompute(record, skip=skip)
+        paused, self._mode.paused = self._mode.paused, True
+        try:
+            self._snapshot.run(self._run, mode, set(map(id, wanted)))
+        except _Done:
+            return True
+        except RecomputeMismatchError as error:
+            error.args = (f"{error}\n{explained(self._snapshot)}",)
+            raise
+        except Exception:
+            if mode.skipped:
+                return False
+            raise
+        finally:
+            self._mode.paused = paused
+        missing = sum(holder.value is None for holder in wanted)
+        if missing:
+            if mode.skipped:
+                return False
+            raise mismatch.fewer(record, mode.index, missing)
+        return True
+
+    def _run(self, mode: Recompute, wanted: set[int]) -> None:
+        packs = 0
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal packs
+            number, packs = packs, packs + 1
+            if number >= len(self._holders):
+                if self._record is None:
+                    # In a forward that takes gradients itself, and is not over yet.
+                    return tensor
+                raise mismatch.more(mode.record, mode.index, len(self._holders))
+            holder = self._holders[number]()
+            if holder is not None and id(holder) in wanted:
+                if type(tensor) is Placeholder:
+                    msg = "autograd keeps a result that a recompute has left out"
+                    raise NeededError(msg)
+                holder.fill(tensor)
+                wanted.discard(id(holder))
+                if not wanted and self._early_stop:
+                    raise _Done
+            return tensor
+
+        args, kwargs = self._inputs.again()
+        with (
+            self._ambient.again(),
+            torch.enable_grad(),
+            saved_tensors_hooks(pack, lambda tensor: tensor),
+            mode,
+        ):
+            self._fn(*args, **kwargs)

@@ -1,0 +1,88 @@
+"""What torch keeps behind private names, each with a check whether this torch has it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils import checkpoint as torch_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = (
+    "IGNORED",
+    "Hooks",
+    "alias",
+    "default_hooks",
+    "keeps_graph",
+    "lacking",
+    "throw_on_data_pointer",
+)
+
+IGNORED: frozenset[Any] = frozenset(
+    getattr(torch_checkpoint, "SAC_IGNORED_OPS", None)
+    or {torch.ops.aten.detach.default, torch.ops.prim.device.default}
+)
+"""Operators that a checkpoint itself calls, in other numbers in forward and recompute."""
+
+_keeps_graph: Callable[[], bool] | None = getattr(
+    torch._C._autograd, "_get_current_graph_task_keep_graph", None
+)
+_top_hooks: Callable[[bool], Any] | None = getattr(
+    torch._C._autograd, "_top_saved_tensors_default_hooks", None
+)
+_throw: Callable[[torch.Tensor], None] | None = getattr(
+    torch._C, "_set_throw_on_mutable_data_ptr", None
+)
+
+
+def lacking() -> str | None:
+    """Return what this torch lacks of what a checkpoint needs, or None."""
+    names = {
+        "torch._C._autograd._get_current_graph_task_keep_graph": _keeps_graph,
+        "torch._C._autograd._top_saved_tensors_default_hooks": _top_hooks,
+        "torch._C._set_throw_on_mutable_data_ptr": _throw,
+    }
+    missing = [name for name, found in names.items() if found is None]
+    return f"torch {torch.__version__} has no {', '.join(missing)}" if missing else None
+
+
+class Hooks(NamedTuple):
+    """The saved-tensor hooks around a checkpoint."""
+
+    pack: Callable[[torch.Tensor], Any]
+    unpack: Callable[[Any], torch.Tensor]
+
+
+def default_hooks() -> Hooks | None:
+    """Return the innermost saved-tensor hooks of this thread, or None."""
+    assert _top_hooks is not None
+    found = _top_hooks(False)
+    return None if found is None else Hooks(*found[:2])
+
+
+def keeps_graph() -> bool:
+    """Say whether the backward pass that runs here keeps its graph for another one."""
+    assert _keeps_graph is not None
+    if torch._C._current_graph_task_id() == -1:
+        # Not in a pass at all: somebody looks at a saved tensor, who may do so again.
+        return True
+    return _keeps_graph()
+
+
+def throw_on_data_pointer(tensor: torch.Tensor) -> None:
+    """Have an error raised where anybody asks for the address of the memory of `tensor`."""
+    assert _throw is not None
+    _throw(tensor)
+
+
+def alias(tensor: torch.Tensor) -> torch.Tensor:
+    """
+    Return the same memory as another tensor, without a graph, sharing its version counter.
+
+    Below autograd a plain ``detach()`` has a version counter of its own, which would not
+    tell that the memory was written to.
+    """
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return tensor.detach()

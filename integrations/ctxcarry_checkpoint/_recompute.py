@@ -1,0 +1,146 @@
+"""The recompute of a block: the operators that are needed, in the order of the forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ctxcarry_checkpoint import _mismatch as mismatch
+from ctxcarry_checkpoint._hidden import fingerprint
+from ctxcarry_checkpoint._kept import LostError
+from ctxcarry_checkpoint._placeholder import NeededError, Placeholder
+from ctxcarry_checkpoint._private import IGNORED
+from ctxcarry_checkpoint._results import brief, stand_in
+from ctxcarry_checkpoint._trace import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ctxcarry_checkpoint._kept import Tensors
+    from ctxcarry_checkpoint._trace import Trace
+
+__all__ = ("Recompute", "Record")
+
+
+@dataclass
+class Record:
+    """
+    What a forward has left for its recompute.
+
+    Attributes:
+        funcs: Its operators.
+        noted: Shape and type of each result, or its layout.
+        constants: By operator: its arguments that are no tensors.
+        kept: By operator: its result.
+        where: By operator: the lines that called it, as far as they are known.
+        trace: The known forward that it followed, if any.
+        values: By operator: a number of what it returned, where that was asked for.
+    """
+
+    funcs: Sequence[Any]
+    noted: Sequence[Any]
+    constants: Mapping[int, tuple[tuple[Any, ...], Mapping[str, Any] | None]]
+    kept: dict[int, Tensors]
+    where: Sequence[tuple[str, ...]]
+    trace: Trace | None
+    values: dict[int, list[torch.Tensor | None]] = field(default_factory=dict)
+
+
+class Recompute(TorchDispatchMode):
+    """
+    Sees each operator of a block while it runs again.
+
+    Args:
+        record: What the forward has left.
+        skip: Whether to leave out what is not needed.
+
+    Attributes:
+        skipped: Whether something was left out.
+        index: How many operators were seen.
+    """
+
+    def __init__(self, record: Record, *, skip: bool) -> None:
+        super().__init__()
+        self.skipped = False
+        self.index = 0
+        self.record = record
+        trace = record.trace
+        self._roles: Sequence[Role]
+        if trace is not None and skip:
+            self._roles = trace.roles
+        else:
+            self._roles = _all(record)
+        self._length = len(record.noted)
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let what is compiled within the block run as it is."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        index = self.index
+        record = self.record
+        if index >= self._length or record.funcs[index] is not func:
+            if func in IGNORED:
+                return Placeholder.like(args[0]) if Placeholder in types else func(*args, **kwargs)
+            raise mismatch.other_operator(record, index, func)
+        self.index = index + 1
+        if index in record.constants:
+            mismatch.check_constants(record, index, args, kwargs)
+        role = self._roles[index]
+        if role is Role.RUN:
+            return self._run(index, func, types, args, kwargs)
+        if role is Role.DEAD:
+            self.skipped = True
+            return stand_in(record.noted[index])
+        if role is Role.PASS:
+            return args[0]
+        if role is Role.ADVANCE:
+            self._run(index, func, types, args, kwargs)
+        try:
+            return record.kept[index].get()
+        except LostError:
+            # Written to outside of the block: make it again, from what is there.
+            if role is Role.ADVANCE:
+                raise NeededError from None
+            return self._run(index, func, types, args, kwargs)
+
+    def _run(
+        self, index: int, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        if Placeholder in types:
+            msg = f"{func} reads a result that a recompute has left out"
+            raise NeededError(msg)
+        output = func(*args, **kwargs)
+        noted = self.record.noted[index]
+        if noted != brief(output):
+            mismatch.check_result(self.record, index, output)
+        if index in self.record.values:
+            found = [fingerprint(tensor) for tensor in mismatch.tensors(output)]
+            mismatch.check_values(self.record, index, found)
+        return output
+
+
+def _all(record: Record) -> list[Role]:
+    """Call everything that is not kept as it was at that operator."""
+    trace = record.trace
+    kept = set(record.kept)
+    if trace is not None:
+        # Kept after it was written to; what reads it before would see the last state.
+        kept -= trace.groups
+    roles = [Role.KEPT if i in kept else Role.RUN for i in range(len(record.noted))]
+    drawn = [i for i, role in enumerate(roles) if role is Role.RUN and _is_random(record, i)]
+    for index in range(max(drawn, default=0)):
+        if roles[index] is Role.KEPT and _is_random(record, index):
+            roles[index] = Role.ADVANCE
+    return roles
+
+
+def _is_random(record: Record, index: int) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(record.funcs[index], "tags", ())

@@ -1,0 +1,164 @@
+"""Record the operators of a block: what each reads, makes, changes and costs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+
+from ctxcarry_checkpoint._ops import Op
+from ctxcarry_checkpoint._schema import draws_random, is_collective, returns_first, written
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    Cost = Callable[[Any, tuple[Any, ...], Mapping[str, Any], Any], float]
+
+__all__ = ("Pack", "Recorder", "storages")
+
+
+@dataclass
+class Pack:
+    """
+    One tensor that autograd keeps for the backward.
+
+    Attributes:
+        at: How many operators had run.
+        owners: The operators that made its memory; none if it comes from outside.
+        writers: The last that wrote to it.
+    """
+
+    at: int
+    owners: frozenset[int]
+    writers: frozenset[int]
+
+
+class Recorder:
+    """
+    Make an `Op` of each operator.
+
+    Args:
+        cost: Tells the milliseconds of an operator, from the overload, its arguments and
+            what it returned.
+    """
+
+    def __init__(self, cost: Cost | None = None) -> None:
+        self.ops: list[Op] = []
+        self.packs: list[Pack] = []
+        self._cost = cost
+        self._calls: dict[Any, int] = defaultdict(int)
+        # A weak reference keeps the address of a storage from being used again.
+        self._owner: dict[int, tuple[int, StorageWeakRef]] = {}
+        self._writer: dict[int, int] = {}
+
+    def add(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        output: Any,
+        *,
+        module: str = "",
+        regions: tuple[str, ...] = (),
+    ) -> Op:
+        """Record an operator that has run."""
+        index = len(self.ops)
+        results = [leaf for leaf in _leaves(output) if isinstance(leaf, torch.Tensor)]
+        inputs = [t for t in _leaves((args, dict(kwargs))) if isinstance(t, torch.Tensor)]
+        read = {key for tensor in inputs for key in storages(tensor)}
+        targets = [t for t in written(func, args, kwargs) if isinstance(t, torch.Tensor)]
+        changed = {key for tensor in targets for key in storages(tensor)}
+        fresh = [s for t in results for k, s in storages(t).items() if k not in read | changed]
+        parents = {self._writer[key] for key in read if key in self._writer}
+        owners = {self._owner[key][0] for key in changed if key in self._owner}
+        op = Op(index, _name(func), self._calls[func], module, tuple(sorted(parents)))
+        op.regions = regions
+        op.shapes = tuple(tuple(t.shape) for t in results)
+        op.scalar = not results and output is not None
+        op.view = bool(results) and not fresh and not changed
+        op.factory = not inputs and bool(results)
+        op.random = draws_random(func, args, kwargs)
+        op.nbytes = sum({s._cdata: s.nbytes() for s in fresh}.values())
+        _settle(op, func, changed, owners, results, len(fresh))
+        if changed - self._owner.keys() or is_collective(func):
+            op.effect = True
+        if op.owner is None:
+            for owner in owners:
+                # Only what works in place on one result is undone together with it.
+                self.ops[owner].savable = False
+                self.ops[owner].why = f"{op.name} writes to it, among others"
+        if self._cost is not None and not op.view:
+            op.ms = self._cost(func, args, kwargs, output)
+        for storage in fresh:
+            self._owner[storage._cdata] = (index, StorageWeakRef(storage))
+        for key in {s._cdata for s in fresh} | (changed & self._owner.keys()):
+            self._writer[key] = index
+        self._calls[func] += 1
+        self.ops.append(op)
+        return op
+
+    def pack(self, tensor: torch.Tensor) -> Pack:
+        """Record that autograd keeps a tensor."""
+        keys = [key for key in storages(tensor) if key in self._owner]
+        owners = frozenset(self._owner[key][0] for key in keys)
+        found = Pack(len(self.ops), owners, frozenset(self._writer[key] for key in keys))
+        self.packs.append(found)
+        for owner in owners:
+            self.ops[owner].packed = True
+        return found
+
+    def owners_of(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:
+        """Return which operators made the memory of some tensors."""
+        keys = {key for tensor in tensors for key in storages(tensor)}
+        return frozenset(self._owner[key][0] for key in keys if key in self._owner)
+
+
+def storages(tensor: torch.Tensor) -> dict[int, Any]:
+    """Return what memory a tensor is in, by a number for each; several for a wrapper."""
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()  # type: ignore[no-untyped-call,unused-ignore]
+        found: dict[int, Any] = {}
+        for name in names:
+            found |= storages(getattr(tensor, name))
+        return found
+    if tensor.layout is not torch.strided:
+        # Without a storage of its own: looked at as if it were new each time.
+        return {}
+    storage = tensor.untyped_storage()
+    return {storage._cdata: storage}
+
+
+def _settle(
+    op: Op, func: Any, changed: set[int], owners: set[int], results: list[Any], fresh: int
+) -> None:
+    """Say whether the result may be kept, and why not."""
+    if changed:
+        if len(owners) == 1 and len(changed) == 1 and returns_first(func) and not fresh:
+            (op.owner,) = owners
+            return
+        op.effect = True
+        op.savable, op.why = False, "it writes to several tensors, or to one from outside"
+    elif op.view:
+        op.savable, op.why = False, "it returns a view"
+    elif op.factory:
+        op.savable, op.why = False, "it makes its result from no tensor"
+    elif any(is_traceable_wrapper_subclass(tensor) for tensor in results):
+        # Nothing can stand in for such a tensor, so it is made again unless it is kept.
+        op.effect = True
+    elif any(tensor.layout is not torch.strided for tensor in results):
+        op.savable, op.effect, op.why = False, True, "its result is not strided"
+    elif results and fresh < len({key for t in results for key in storages(t)}):
+        op.savable, op.effect, op.why = False, True, "it returns views beside new tensors"
+
+
+def _name(func: Any) -> str:
+    return str(func) if isinstance(func, torch._ops.OpOverload) else func.name()
+
+
+def _leaves(tree: Any) -> list[Any]:
+    return tree_leaves(tree)

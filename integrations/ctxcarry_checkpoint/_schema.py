@@ -1,0 +1,87 @@
+"""What the schema of an operator says."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ("draws_random", "is_collective", "may_be_random", "returns_first", "written")
+
+_COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "symm_mem"})
+_PROBABILITIES = frozenset({"dropout_p", "p"})
+
+
+@functools.cache
+def is_collective(func: Any) -> bool:
+    """Say whether all ranks of a group have to call it."""
+    return getattr(func, "namespace", None) in _COLLECTIVES
+
+
+@functools.cache
+def may_be_random(func: Any) -> bool:
+    """Say whether some arguments make it draw random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+
+
+def draws_random(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Say whether a call draws random numbers: not with a dropout of 0, or out of training."""
+    if not may_be_random(func):
+        return False
+    given = _by_name(func, args, kwargs)
+    if any(given.get(name, None) == 0 for name in _PROBABILITIES):
+        return False
+    return given.get("train", True) is not False
+
+
+def written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return the tensors among the arguments that a call writes to."""
+    names = _written_names(func)
+    if not names:
+        return []
+    given = _by_name(func, args, kwargs)
+    found: list[Any] = []
+    for name in names:
+        value = given.get(name)
+        found += value if isinstance(value, (list, tuple)) else [value]
+    return found
+
+
+@functools.cache
+def returns_first(func: Any) -> bool:
+    """Say whether a call works in place on its first argument, and returns just that."""
+    schema = getattr(func, "_schema", None)
+    if schema is None or len(schema.returns) != 1 or not schema.arguments:
+        return False
+    first, back = schema.arguments[0].alias_info, schema.returns[0].alias_info
+    if first is None or back is None or not (first.is_write and back.is_write):
+        return False
+    return len(_written_names(func)) == 1 and first.before_set == back.before_set
+
+
+@functools.cache
+def _written_names(func: Any) -> tuple[str, ...]:
+    schema = getattr(func, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return ()
+    return tuple(a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write)
+
+
+@functools.cache
+def _argument_names(func: Any) -> tuple[tuple[str, Any], ...]:
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return ()
+    return tuple((a.name, a.default_value) for a in schema.arguments)
+
+
+def _by_name(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    names = _argument_names(func)
+    given = {name: default for name, default in names if default is not None}
+    given.update(zip((name for name, _ in names), args))
+    given.update(kwargs)
+    return given

@@ -1,0 +1,205 @@
+"""What is known of a block from an earlier forward, so that the next is followed cheaply."""
+
+from __future__ import annotations
+
+import enum
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ctxcarry_checkpoint._liveness import live
+from ctxcarry_checkpoint._ops import Action
+from ctxcarry_checkpoint._schema import may_be_random
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ctxcarry_checkpoint._ops import Op
+    from ctxcarry_checkpoint._record import Pack
+
+__all__ = ("Note", "Role", "Site", "Trace", "constants", "has_tensors")
+
+
+class Role(enum.IntEnum):
+    """
+    What a recompute does with an operator.
+
+    Attributes:
+        RUN: Call it.
+        KEPT: Return what the forward kept.
+        ADVANCE: Call it for its random numbers, and return what the forward kept.
+        PASS: It works in place on what the forward kept, or on what is left out: return that.
+        DEAD: Leave it out.
+    """
+
+    RUN = 0
+    KEPT = 1
+    ADVANCE = 2
+    PASS = 3
+    DEAD = 4
+
+
+class Note(enum.IntFlag):
+    """
+    What the forward has to note of an operator besides shape and type of its result.
+
+    Attributes:
+        CONSTANTS: Arguments that are no tensors.
+        KEEP: The result is kept.
+        LAYOUT: Strides and device, for a placeholder.
+        RANDOM: Whether it draws random numbers is to be looked at each time.
+    """
+
+    CONSTANTS = 1
+    KEEP = 2
+    LAYOUT = 4
+    RANDOM = 8
+
+
+class Trace:
+    """
+    A forward that was recorded, with what became of its results.
+
+    Args:
+        ops: Its operators.
+        funcs: Their overloads.
+        packs: What autograd kept.
+        constants: Of each operator, which positional arguments are no tensors, and whether
+            its keyword arguments are.
+        actions: What the policy said, by operator.
+        where: The lines that called each.
+        returned: Those whose results the block returns: they stay in any case, and others may
+            write to them, so that they are not copied to the CPU meanwhile.
+    """
+
+    def __init__(
+        self,
+        ops: Sequence[Op],
+        funcs: Sequence[Any],
+        packs: Sequence[Pack],
+        constants: Sequence[tuple[tuple[int, ...], bool]],
+        actions: Mapping[int, Action],
+        where: Sequence[tuple[str, ...]],
+        returned: frozenset[int],
+    ) -> None:
+        self.ops = list(ops)
+        self.funcs = list(funcs)
+        self.constants = list(constants)
+        self.where = list(where)
+        self.asked = dict(actions)
+        found = live(ops, [index for index, action in actions.items() if action])
+        self.reruns = found.reruns
+        self.returned = returned
+        self.actions = {
+            index: Action.SAVE if index in returned else actions.get(index, Action.SAVE)
+            for index in found.saved
+        }
+        self.roles = [self._role(op) for op in self.ops]
+        self.notes = [self._note(op) for op in self.ops]
+        saved = {index for index, action in self.actions.items() if action is Action.SAVE}
+        self.packs = [(pack.at, pack.owners <= saved, bool(pack.owners)) for pack in packs]
+        """Of each pack: after how many operators, whether it stays, whether the block made it."""
+        self.skips = any(role in {Role.DEAD, Role.PASS} for role in self.roles)
+        self.groups = {op.owner for op in self.ops if op.owner in self.actions}
+        """Those that are kept and written to in place afterwards."""
+
+    def _role(self, op: Op) -> Role:
+        first = op.index if op.owner is None else op.owner
+        if op.scalar:
+            return Role.KEPT
+        if op.owner is not None and first in self.actions:
+            return Role.PASS
+        if first in self.actions:
+            return Role.ADVANCE if op.index in self.reruns else Role.KEPT
+        if op.view:
+            there = all(self._is_there(parent) for parent in op.parents)
+            return Role.RUN if there else Role.DEAD
+        if first in self.reruns:
+            return Role.RUN
+        return Role.PASS if op.owner is not None else Role.DEAD
+
+    def _is_there(self, parent: int) -> bool:
+        owner = self.ops[parent].owner
+        first = parent if owner is None else owner
+        return first in self.actions or first in self.reruns or self.ops[first].scalar
+
+    def _note(self, op: Op) -> Note:
+        note = Note(0)
+        positions, in_kwargs = self.constants[op.index]
+        if positions or in_kwargs:
+            note |= Note.CONSTANTS
+        if op.scalar or (op.owner is None and op.index in self.actions):
+            note |= Note.KEEP
+        if self.roles[op.index] is Role.DEAD:
+            note |= Note.LAYOUT
+        if may_be_random(self.funcs[op.index]):
+            note |= Note.RANDOM
+        return note
+
+    def starts_like(self, other: Trace, ops: int, packs: int) -> bool:
+        """Say whether both go alike up to an operator, what became of results included."""
+        return (
+            self.funcs[:ops] == other.funcs[:ops]
+            and self.notes[:ops] == other.notes[:ops]
+            and self.packs[:packs] == other.packs[:packs]
+            and self._kept_before(ops) == other._kept_before(ops)
+        )
+
+    def _kept_before(self, ops: int) -> dict[int, Action]:
+        return {index: action for index, action in self.actions.items() if index < ops}
+
+
+class Site:
+    """
+    A block and a policy, with the forwards that were recorded of it.
+
+    One whose operators change from call to call has several, up to a limit.
+    """
+
+    MOST = 8
+
+    def __init__(self) -> None:
+        self.traces: list[Trace] = []
+        self.record_next = True
+        self.warned = False
+        self._lock = Lock()
+
+    def begin(self) -> Trace | None:
+        """Return what the next forward is to follow, or None if it is to be recorded."""
+        if self.record_next or not self.traces:
+            return None
+        return self.traces[0]
+
+    def add(self, trace: Trace) -> None:
+        """Keep a forward that was recorded; it is tried first from now on."""
+        with self._lock:
+            self.traces = [trace, *self.traces][: self.MOST]
+            self.record_next = False
+
+    def lost(self) -> None:
+        """Have the next forward recorded, since this one was like none before."""
+        if len(self.traces) < self.MOST:
+            self.record_next = True
+
+    def other(self, trace: Trace, func: Any, ops: int, packs: int) -> Trace | None:
+        """Return another one that goes like `trace` so far, and on with `func`."""
+        for found in self.traces:
+            if found is trace or ops >= len(found.funcs) or found.funcs[ops] is not func:
+                continue
+            if found.starts_like(trace, ops, packs):
+                return found
+        return None
+
+
+def constants(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[int, ...], bool]:
+    """Return which positional arguments are no tensors, and whether keyword arguments are."""
+    positions = tuple(i for i, given in enumerate(args) if not has_tensors(given))
+    return positions, bool(kwargs) and not any(has_tensors(given) for given in kwargs.values())
+
+
+def has_tensors(given: Any) -> bool:
+    """Say whether it is a tensor, or a list with one."""
+    if isinstance(given, torch.Tensor):
+        return True
+    return isinstance(given, (list, tuple)) and any(has_tensors(each) for each in given)
