@@ -1,0 +1,178 @@
+"""The blocks of a model, those that run the same operators together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ctxcarry_checkpoint._evaluate import Choice, Program, first_of
+from ctxcarry_checkpoint._solver import front
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ctxcarry_checkpoint._evaluate import Transfer
+    from ctxcarry_checkpoint._ops import Op
+
+__all__ = ("Block", "Kind", "Share", "kinds_of", "peak_of")
+
+_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Block:
+    """
+    A part of a model that is recomputed as a whole.
+
+    Attributes:
+        name: Its name in the model.
+        ops: The operators of its forward.
+        held: Operators whose results the model holds anyway, as the input of the next block is.
+        aliases: Names of other blocks that are known to run the same operators.
+    """
+
+    name: str
+    ops: tuple[Op, ...]
+    held: frozenset[int] = frozenset()
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """
+    Blocks that run the same operators.
+
+    Attributes:
+        names: Their names, in the order of the model.
+        ops: The operators of the first of them.
+        held: Operators whose results the model holds anyway.
+        front: The choices among which a budget decides.
+    """
+
+    names: tuple[str, ...]
+    ops: tuple[Op, ...]
+    held: frozenset[int]
+    front: tuple[Choice, ...] = field(default=())
+
+    @cached_property
+    def program(self) -> Program:
+        """Return what there is to decide in one block."""
+        return Program(self.ops, self.held)
+
+    @cached_property
+    def workings(self) -> tuple[int, ...]:
+        """Return the working set of each choice of the front."""
+        return tuple(self.working(choice) for choice in self.front)
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes of one block that the model holds whatever is chosen."""
+        return sum(op.nbytes for op in self.ops if first_of(op) in self.program.held)
+
+    @property
+    def unchecked_bytes(self) -> int:
+        """Return the bytes that one block keeps where nothing is checkpointed."""
+        nodes = self.program.nodes.values()
+        return self.held_bytes + sum(node.nbytes for node in nodes if node.packed)
+
+    @property
+    def forward_ms(self) -> float:
+        """Return the milliseconds of the forward of one block."""
+        return sum(op.ms for op in self.ops)
+
+    def working(self, choice: Choice) -> int:
+        """
+        Return the bytes that the backward of one block takes for what it recomputes.
+
+        All that autograd has packed is made again before the first of it is used. What lies
+        between lives for an operator or two.
+        """
+        nodes = self.program.nodes
+        again = {first for first in nodes if first in choice.reruns and first not in choice.actions}
+        packed = sum(nodes[first].nbytes for first in again if nodes[first].packed)
+        passing = {first: nodes[first].nbytes for first in again if not nodes[first].packed}
+        between = (
+            passing.get(first, nodes[first].nbytes if first in choice.actions else 0)
+            + sum(passing.get(parent, 0) for parent in nodes[first].parents())
+            for first in nodes
+            if first in choice.reruns
+        )
+        return packed + choice.offloaded + max(between, default=0)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Some blocks of a kind, which all get the same choice."""
+
+    kind: Kind
+    choice: Choice
+    count: int
+
+
+def kinds_of(
+    blocks: Iterable[Block],
+    *,
+    points: int = 12,
+    offload_ms: Transfer | None = None,
+    time_limit: float = _SECONDS,
+) -> list[Kind]:
+    """
+    Put blocks that run the same operators together, and solve each kind once.
+
+    How long each operator took is not compared: where it was measured, no two are equal.
+
+    Args:
+        blocks: The blocks of a model, in its order.
+        points: How many choices to look for in each kind.
+        offload_ms: Milliseconds that offloading so many bytes adds, or None without offloading.
+        time_limit: Seconds for each choice.
+    """
+    found: dict[object, tuple[Block, list[str]]] = {}
+    for block in blocks:
+        key = tuple(_signature(op) for op in block.ops), block.held
+        _, names = found.setdefault(key, (block, []))
+        names += [block.name, *block.aliases]
+    return [
+        Kind(
+            tuple(names),
+            block.ops,
+            block.held,
+            tuple(
+                front(
+                    block.ops,
+                    points,
+                    held=block.held,
+                    offload_ms=offload_ms,
+                    time_limit=time_limit,
+                )
+            ),
+        )
+        for block, names in found.values()
+    ]
+
+
+def peak_of(shares: Sequence[Share]) -> int:
+    """
+    Return the bytes at the peak: all that is kept, and what the worst block recomputes.
+
+    That the blocks after it have let go of theirs by then is not counted on.
+    """
+    kept = sum(share.count * (share.kind.held_bytes + share.choice.nbytes) for share in shares)
+    return kept + max((share.kind.working(share.choice) for share in shares), default=0)
+
+
+def _signature(op: Op) -> tuple[object, ...]:
+    return (
+        op.name,
+        op.parents,
+        op.nbytes,
+        op.owner,
+        op.view,
+        op.random,
+        op.effect,
+        op.factory,
+        op.scalar,
+        op.savable,
+        op.packed,
+    )
