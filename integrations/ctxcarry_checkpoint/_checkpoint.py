@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
+from collections.abc import Hashable
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -23,15 +25,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import ParamSpec
 
+    from ctxcarry_checkpoint._record import Cost
+
     P = ParamSpec("P")
     T = TypeVar("T")
 
-__all__ = ("checkpoint", "run_block", "warn_unmatched")
+__all__ = ("RECOMPUTE", "checkpoint", "run_block", "same_policy", "warn_unmatched")
 
 _sites: WeakKeyDictionary[Any, dict[Any, Site]] = WeakKeyDictionary()
-_policies: dict[Any, Policy] = {}
 _lock = Lock()
-_RECOMPUTE = Others(Action.RECOMPUTE)
+RECOMPUTE = Others(Action.RECOMPUTE)
+"""The policy that keeps nothing."""
 
 
 def checkpoint(
@@ -80,9 +84,9 @@ def checkpoint(
         raise TypeError(msg)
     if is_traced():
         return checkpoint_compiled(  # type: ignore[no-any-return]
-            fn, args, kwargs, _policy(policy), preserve_rng_state=preserve_rng_state
+            fn, args, kwargs, same_policy(policy), preserve_rng_state=preserve_rng_state
         )
-    found = _policy(policy)
+    found = same_policy(policy)
     if not torch.is_grad_enabled():
         return fn(*args, **kwargs)
     return run_block(
@@ -107,6 +111,9 @@ def run_block(
     preserve_rng_state: bool = True,
     early_stop: bool = True,
     debug: bool = False,
+    root: torch.nn.Module | None = None,
+    cost: Cost | None = None,
+    on_recompute: Callable[[], object] | None = None,
 ) -> Any:
     """
     Call a block of which it is known where what is known of it is kept.
@@ -127,7 +134,9 @@ def run_block(
         preserve_rng_state=preserve_rng_state,
         early_stop=early_stop,
         debug=debug,
-        root=_root(fn),
+        root=_root(fn) if root is None else root,
+        cost=cost,
+        on_recompute=on_recompute,
     )
     output = frame.forward()
     if not site.warned and site.traces:
@@ -149,22 +158,29 @@ def _root(fn: Callable[..., Any]) -> torch.nn.Module | None:
     return owner if isinstance(owner, torch.nn.Module) else None
 
 
-def _policy(given: Any) -> Policy:
-    """Return the policy that is meant, the same object for the same thing each time."""
+def same_policy(given: Any) -> Policy:
+    """
+    Return the policy that is meant, the same object for the same thing each time.
+
+    Raises:
+        TypeError: If it is none.
+    """
     if given is None:
-        return _RECOMPUTE
+        return RECOMPUTE
     if isinstance(given, Policy):
         return given
-    key = frozenset(given) if isinstance(given, (list, tuple, set)) else given
-    try:
-        with _lock:
-            known = _policies.get(key)
-            if known is None:
-                known = _policies[key] = as_policy(given)
-    except TypeError:
-        # Not hashable, or without weak references: made anew, or refused with the reason.
-        return as_policy(given)
-    return known
+    if isinstance(given, (list, tuple, set)):
+        try:
+            return _known(frozenset(given))
+        except TypeError:
+            # Something in it is not hashable, so no operator: this says so.
+            return as_policy(given)
+    return _known(given) if isinstance(given, Hashable) else as_policy(given)
+
+
+@functools.lru_cache(maxsize=256)
+def _known(given: Any) -> Policy:
+    return as_policy(given)
 
 
 def _site(fn: Any, policy: Policy) -> Site:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ("Frame",)
 
 
-class _Done(BaseException):  # noqa: N818 - no error, and no code of the block may catch it
+class _Done(BaseException):
     """All that is needed has been made."""
 
 
@@ -53,6 +53,7 @@ class Frame:
         debug: Whether to compare values.
         root: The module whose submodules name what runs, if any.
         cost: Tells what an operator takes, for a plan.
+        on_recompute: Called before a recompute.
     """
 
     def __init__(
@@ -68,10 +69,12 @@ class Frame:
         debug: bool = False,
         root: torch.nn.Module | None = None,
         cost: Cost | None = None,
+        on_recompute: Callable[[], object] | None = None,
     ) -> None:
         self._fn = fn
         self._site = site
         self._early_stop = early_stop
+        self._on_recompute = on_recompute
         self._hooks = default_hooks()
         self._inputs = Inputs(args, kwargs, self._hooks)
         self._ambient = Ambient(args, preserve_rng_state=preserve_rng_state)
@@ -154,6 +157,8 @@ class Frame:
 
     def _recompute(self) -> None:
         record = self._record or self._so_far()
+        if self._on_recompute is not None:
+            self._on_recompute()
         prefetch(record.kept)
         skip = record.trace is not None and record.trace.skips and self._record is not None
         try:

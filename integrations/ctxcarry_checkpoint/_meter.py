@@ -1,0 +1,60 @@
+"""How much memory the blocks of a model really hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from ctxcarry_checkpoint._plan import Plan
+
+__all__ = ("Meter",)
+
+
+class Meter:
+    """
+    Measure one step: what all blocks hold after their forward, and what the last takes in its
+    backward.
+
+    What the model has beside the blocks, as its logits, does not count. The statistics of
+    CUDA's peak are reset once, where the backward of the last block begins.
+
+    Args:
+        names: The blocks, in the order of their forward.
+        plan: What they follow.
+    """
+
+    def __init__(self, names: tuple[str, ...], plan: Plan) -> None:
+        self._first, self._last = names[0], names[-1]
+        self._plan = plan
+        self._before: int | None = None
+        self._held: int | None = None
+        self._at: int | None = None
+        self._working: int | None = None
+
+    def begin(self, name: str) -> None:
+        """Note that a block is called."""
+        if name == self._first and self._held is None:
+            self._before = torch.cuda.memory_allocated()
+
+    def end(self, name: str) -> None:
+        """Note that it has returned."""
+        if name == self._last and self._before is not None and self._held is None:
+            self._held = torch.cuda.memory_allocated() - self._before
+
+    def backward(self, name: str) -> None:
+        """Note that a backward has come to a block."""
+        if self._held is None or self._working is not None:
+            return
+        if name == self._last and self._at is None:
+            self._at = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+        elif name != self._last and self._at is not None:
+            self._working = torch.cuda.max_memory_allocated() - self._at
+
+    def result(self) -> int | None:
+        """Return the bytes at the peak, once they are known."""
+        if self._held is None or self._working is None:
+            return None
+        return self._held + self._working

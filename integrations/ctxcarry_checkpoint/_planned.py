@@ -1,0 +1,191 @@
+"""From a budget to the policy of each block: record, solve, follow, measure, solve again."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import contextmanager
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ctxcarry_checkpoint._checkpoint import RECOMPUTE
+from ctxcarry_checkpoint._cost import estimate
+from ctxcarry_checkpoint._meter import Meter
+from ctxcarry_checkpoint._ops import Action
+from ctxcarry_checkpoint._plan import Plan, make_plan
+from ctxcarry_checkpoint._policy import Policy
+from ctxcarry_checkpoint._roofline import Roofline
+from ctxcarry_checkpoint._whole import Block
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ctxcarry_checkpoint._ops import Call
+    from ctxcarry_checkpoint._trace import Site
+
+__all__ = ("Planned", "Planner")
+
+_CLOSE = 0.02
+_MOST_CORRECTIONS = 2
+
+
+class Planned(Policy):
+    """
+    What a plan says about a block.
+
+    Args:
+        actions: By name of an operator and how often it was called before.
+    """
+
+    def __init__(self, actions: Mapping[tuple[str, int], Action]) -> None:
+        self._actions = dict(actions)
+
+    def decide(self, call: Call) -> Action | None:
+        """Return what the plan says of a call."""
+        return self._actions.get((str(call.op), call.nth))
+
+    def __repr__(self) -> str:
+        return f"Planned({len(self._actions)} kept)"
+
+
+class Planner:
+    """
+    Has blocks recorded, and knows the plan from then on.
+
+    Args:
+        budget: What they may hold.
+        offload: Whether results may be kept in the memory of the CPU.
+        roofline: The speed of the device, the name of a card, or None for that of the device itself.
+    """
+
+    def __init__(
+        self, budget: str | float, *, offload: bool, roofline: Roofline | str | None
+    ) -> None:
+        self._budget = budget
+        self._offload = offload
+        self._roofline = Roofline.of(roofline) if isinstance(roofline, str) else roofline
+        self._lock = RLock()
+        self._recorded: dict[str, Block] = {}
+        self._policies: dict[str, Policy] = {}
+        self._known: dict[frozenset[Any], Policy] = {}
+        self._plan: Plan | None = None
+        self._meter: Meter | None = None
+        self._corrections = 0
+
+    @property
+    def current(self) -> Plan | None:
+        """Return the plan, once there is one."""
+        return self._plan
+
+    def policy_of(self, name: str) -> Policy:
+        """Return the policy of a block; until there is a plan, one that keeps nothing."""
+        return self._policies.get(name, RECOMPUTE)
+
+    def begin(self, name: str, names: tuple[str, ...]) -> Mapping[str, Any] | None:
+        """
+        Begin a call of a block.
+
+        Returns:
+            The options for a call that is recorded, or None where there is a plan.
+        """
+        with self._lock:
+            if self._plan is None:
+                if name in self._recorded and set(names) <= self._recorded.keys():
+                    self._adopt(self._solve())
+                else:
+                    return {"cost": self._cost}
+            if self._meter is not None:
+                self._meter.begin(name)
+                measured = self._meter.result()
+                if measured is not None:
+                    self._correct(measured)
+        return None
+
+    def end(self, name: str, site: Site | None) -> None:
+        """
+        End a call of a block.
+
+        Args:
+            name: Its name.
+            site: What was recorded of it, or None where there was a plan.
+        """
+        with self._lock:
+            if site is not None:
+                trace = site.traces[0]
+                self._recorded[name] = Block(name, tuple(trace.ops), trace.returned)
+            elif self._meter is not None:
+                self._meter.end(name)
+
+    def needed(self, name: str) -> None:
+        """Note that the backward of a block begins."""
+        with self._lock:
+            if self._meter is not None:
+                self._meter.backward(name)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record what is called within, and solve for that."""
+        with self._lock:
+            before = self._plan, self._recorded, self._meter
+            self._plan, self._recorded, self._meter = None, {}, None
+        try:
+            yield
+            plan = self._solve()
+        except BaseException:
+            self._plan, self._recorded, self._meter = before
+            raise
+        self._adopt(plan)
+
+    def _cost(self, func: Any, args: tuple[Any, ...], kwargs: Any, output: Any) -> float:
+        if self._roofline is None:
+            self._roofline = Roofline.of(_device_of(args, output))
+        return estimate(func, args, kwargs, output, self._roofline)
+
+    def _solve(self) -> Plan:
+        roofline = self._roofline or Roofline.of(torch.device("cpu"))
+
+        def transfer_ms(nbytes: int) -> float:
+            # Away and back: one of the two is taken to be hidden behind what is computed.
+            return nbytes / roofline.host_bytes * 1e3
+
+        return make_plan(
+            list(self._recorded.values()),
+            self._budget,
+            roofline=roofline.name,
+            offload_ms=transfer_ms if self._offload else None,
+        )
+
+    def _adopt(self, plan: Plan) -> None:
+        self._plan = plan
+        for name in self._recorded:
+            actions = plan.actions(name)
+            key = frozenset(actions.items())
+            self._policies[name] = self._known.setdefault(key, Planned(actions))
+        on_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+        self._meter = Meter(tuple(self._recorded), plan) if on_cuda else None
+
+    def _correct(self, measured: int) -> None:
+        """Solve again where the plan was off."""
+        plan = self._plan
+        assert plan is not None
+        self._meter = None
+        off = abs(measured - plan.peak) / max(plan.peak, 1)
+        if off <= _CLOSE or self._corrections >= _MOST_CORRECTIONS:
+            return
+        self._corrections += 1
+        try:
+            self._adopt(plan.adjusted(measured))
+        except ValueError as error:
+            warnings.warn(
+                f"blocks hold {measured} bytes instead of the {plan.peak} of the plan, and "
+                f"{error}; the plan stays as it is",
+                stacklevel=2,
+            )
+
+
+def _device_of(args: tuple[Any, ...], output: Any) -> torch.device:
+    for each in (output, *args):
+        if isinstance(each, torch.Tensor):
+            return each.device
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

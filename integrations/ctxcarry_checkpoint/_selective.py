@@ -1,0 +1,237 @@
+"""A selective checkpoint for the blocks of a model."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import contextmanager
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from ctxcarry_checkpoint._block_forward import is_on, put_on, take_off
+from ctxcarry_checkpoint._blocks import find_blocks
+from ctxcarry_checkpoint._budget import check_budget
+from ctxcarry_checkpoint._checkpoint import run_block, same_policy
+from ctxcarry_checkpoint._fake import run_fake
+from ctxcarry_checkpoint._planned import Planner
+from ctxcarry_checkpoint._trace import Site
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch import nn
+
+    from ctxcarry_checkpoint._cost import Roofline
+    from ctxcarry_checkpoint._plan import Plan
+    from ctxcarry_checkpoint._policy import Policy
+
+__all__ = ("SelectiveCheckpoint",)
+
+
+class SelectiveCheckpoint:
+    """
+    Checkpoint the blocks of a model, by a policy or for a budget of memory.
+
+        engine = SelectiveCheckpoint(budget="4GiB")
+        engine.apply(model, blocks="layers.*")
+
+    With a budget, what to keep is solved for: the results that spare the most time, of all
+    blocks together. Where no `plan` was made before, the first step keeps nothing and is
+    recorded, and what is solved for it holds from the second step on.
+
+    One engine is for one model. It may be applied before or after ``fully_shard``, FSDP or
+    DDP, and before ``torch.compile``.
+
+    Args:
+        policy: Which results to keep, see `checkpoint`. None, without a budget, keeps none.
+        budget: What blocks may hold for the backward at most: bytes, text such as ``"4GiB"``,
+            or a ratio of what is held without checkpoints. It counts what all blocks keep and
+            what the backward of one makes again, and not their arguments.
+        offload: Whether a budget may be met by copies in pinned memory of the CPU, too.
+        roofline: The speed of the device, for a budget, or the name of a card such as
+            ``"H100"``; that of the device itself if None.
+        preserve_rng_state: Whether random numbers are to be the same in a recompute.
+        early_stop: Whether a recompute ends with the last tensor that is needed.
+        debug: Whether to compare all values of forward and recompute, which takes time.
+
+    Raises:
+        ValueError: If there are both a policy and a budget, or the budget is none.
+        TypeError: If the policy is none.
+    """
+
+    def __init__(
+        self,
+        policy: Any = None,
+        *,
+        budget: str | float | None = None,
+        offload: bool = False,
+        roofline: Roofline | str | None = None,
+        preserve_rng_state: bool = True,
+        early_stop: bool = True,
+        debug: bool = False,
+    ) -> None:
+        if policy is not None and budget is not None:
+            msg = (
+                "SelectiveCheckpoint takes a policy or a budget, and was given both "
+                f"({policy!r} and {budget!r}): a budget is what a policy is solved for"
+            )
+            raise ValueError(msg)
+        if budget is not None:
+            check_budget(budget)
+        self.preserve_rng_state = preserve_rng_state
+        self.early_stop = early_stop
+        self.debug = debug
+        self._policy = same_policy(policy)
+        self._planner = (
+            None if budget is None else Planner(budget, offload=offload, roofline=roofline)
+        )
+        self._names: dict[str, nn.Module] = {}
+        self._sites: dict[Any, Site] = {}
+        self._lock = Lock()
+
+    def apply(
+        self, model: nn.Module, blocks: str | Sequence[str] | None = None
+    ) -> tuple[str, ...]:
+        """
+        Have the blocks of a model checkpointed from now on.
+
+        Their names, parameters, hooks and ``state_dict`` stay what they are.
+
+        Args:
+            model: The model.
+            blocks: A pattern of names, or several: ``"layers.*"`` finds those of TorchTitan
+                (``layers.0``) and of Hugging Face (``model.layers.0``). None finds the
+                repeated blocks.
+
+        Returns:
+            The names of the blocks.
+
+        Raises:
+            ValueError: If no block is found, or one has a checkpoint already.
+        """
+        found = find_blocks(model, blocks)
+        done: list[nn.Module] = []
+        try:
+            for name, module in found.items():
+                put_on(module, name, self)
+                done.append(module)
+        except ValueError:
+            for module in done:
+                take_off(module, self)
+            raise
+        self._names |= found
+        return tuple(found)
+
+    def remove(self, model: nn.Module) -> None:
+        """
+        Take the checkpoints of this engine off a model.
+
+        Raises:
+            ValueError: If it has none.
+        """
+        taken = [name for name, module in model.named_modules() if take_off(module, self)]
+        if not taken:
+            msg = f"this {type(model).__name__} has no checkpoint of this engine"
+            raise ValueError(msg)
+        self._names = {n: m for n, m in self._names.items() if n not in taken}
+
+    def plan(
+        self,
+        model: nn.Module,
+        example_inputs: Any,
+        *,
+        blocks: str | Sequence[str] | None = None,
+    ) -> Plan:
+        """
+        Solve for the budget, without memory and without running anything, and use that.
+
+        Args:
+            model: The model; it may be on the ``meta`` device.
+            example_inputs: What it is called with: a tensor, a tuple of arguments, or a dict of
+                keyword arguments. Only sizes and types matter.
+            blocks: Which blocks, as for `apply`; those that it was applied to if None.
+
+        Returns:
+            The plan. Blocks follow it, in this model or another one with the same names.
+
+        Raises:
+            ValueError: If there is no budget.
+            BudgetError: If nothing fits into it; it says what would.
+        """
+        planner = self._planner
+        if planner is None:
+            msg = "a plan is solved for a budget: SelectiveCheckpoint(budget=...)"
+            raise ValueError(msg)
+        with self._applied(model, blocks), planner.recording():
+            run_fake(model, example_inputs)
+        plan = planner.current
+        assert plan is not None
+        return plan
+
+    @contextmanager
+    def _applied(self, model: nn.Module, blocks: str | Sequence[str] | None) -> Iterator[None]:
+        """Have the blocks checkpointed for a while, unless they are."""
+        if any(is_on(module, self) for module in model.modules()):
+            yield
+            return
+        self.apply(model, blocks)
+        try:
+            yield
+        finally:
+            self.remove(model)
+
+    def policy_of(self, name: str) -> Policy:
+        """Return the policy of a block."""
+        return self._policy if self._planner is None else self._planner.policy_of(name)
+
+    def call(
+        self,
+        name: str,
+        module: nn.Module,
+        own: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Call a block."""
+        planner = self._planner
+        options: Mapping[str, Any] | None = None
+        if planner is not None:
+            options = planner.begin(name, tuple(self._names))
+        policy = self.policy_of(name)
+        # What is recorded for a plan is recorded for each block.
+        site = self._site(module, policy) if options is None else Site()
+        output = run_block(
+            own,
+            args,
+            kwargs,
+            policy,
+            site,
+            preserve_rng_state=self.preserve_rng_state,
+            early_stop=self.early_stop,
+            debug=self.debug,
+            root=module,
+            on_recompute=None if planner is None else functools.partial(planner.needed, name),
+            **(options or {}),
+        )
+        if planner is not None:
+            planner.end(name, None if options is None else site)
+        return output
+
+    def _site(self, module: nn.Module, policy: Policy) -> Site:
+        """Return what is known of a block: the same for all of a class with one policy."""
+        key = type(module), policy
+        with self._lock:
+            return self._sites.setdefault(key, Site())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SelectiveCheckpoint:
+        # A copy of a model goes on with the same engine.
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        del state["_lock"], state["_sites"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._sites = {}
+        self._lock = Lock()
