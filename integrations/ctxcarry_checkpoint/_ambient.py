@@ -56,9 +56,7 @@ class Ambient:
         with ExitStack() as stack:
             if self._cpu_state is not None:
                 kind = self._device_type or "cuda"
-                stack.enter_context(
-                    torch.random.fork_rng(devices=self._devices, device_type=kind)
-                )
+                stack.enter_context(torch.random.fork_rng(devices=self._devices, device_type=kind))
                 torch.set_rng_state(self._cpu_state)
                 if self._devices:
                     set_device_states(self._devices, self._device_states, device_type=kind)
@@ -94,7 +92,8 @@ def _device_type(args: tuple[Any, ...]) -> str | None:
     for leaf in tree_leaves(args):
         if isinstance(leaf, torch.Tensor) and leaf.device.type not in {"cpu", "meta"}:
             return leaf.device.type
-    return "cuda" if torch.cuda.is_initialized() else None
+    ready: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call,unused-ignore]
+    return "cuda" if ready else None
 
 
 def _current_state(kind: str) -> tuple[list[int], list[torch.Tensor]]:

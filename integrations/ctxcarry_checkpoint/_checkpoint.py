@@ -83,13 +83,14 @@ def checkpoint(
         msg = f"checkpoint takes a callable, not {fn!r} of type {type(fn).__name__}"
         raise TypeError(msg)
     if is_traced():
-        return checkpoint_compiled(  # type: ignore[no-any-return]
+        traced: T = checkpoint_compiled(
             fn, args, kwargs, same_policy(policy), preserve_rng_state=preserve_rng_state
         )
+        return traced
     found = same_policy(policy)
     if not torch.is_grad_enabled():
         return fn(*args, **kwargs)
-    return run_block(
+    result: T = run_block(
         fn,
         args,
         kwargs,
@@ -99,6 +100,7 @@ def checkpoint(
         early_stop=early_stop,
         debug=debug,
     )
+    return result
 
 
 def run_block(

@@ -44,10 +44,10 @@ def run_fake(model: nn.Module, example_inputs: Any) -> None:
         with torch.enable_grad(), mode:
             tensors: dict[str, Any] = dict(model.named_parameters(remove_duplicate=False))
             tensors |= dict(model.named_buffers(remove_duplicate=False))
-            fake = {name: mode.from_tensor(tensor) for name, tensor in tensors.items()}
-            fake_args, fake_kwargs = tree_map_only(
-                torch.Tensor, mode.from_tensor, (args, kwargs)
-            )
+            fake: dict[str, torch.Tensor] = {
+                name: mode.from_tensor(tensor) for name, tensor in tensors.items()
+            }
+            fake_args, fake_kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
             functional_call(model, fake, fake_args, fake_kwargs, tie_weights=False)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         if any(parameter.is_meta for parameter in model.parameters()):

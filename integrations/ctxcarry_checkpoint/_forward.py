@@ -27,7 +27,7 @@ __all__ = ("Forward",)
 _CONSTANTS, _KEEP, _LAYOUT, _RANDOM = (int(note) for note in Note)
 
 
-class Forward(TorchDispatchMode):
+class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
     """
     Sees each operator of a block while its forward runs, and keeps what is to be kept.
 
@@ -59,7 +59,7 @@ class Forward(TorchDispatchMode):
         names: Callable[[], tuple[str, tuple[str, ...]]] = lambda: ("", ()),
         cost: Cost | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self.site = site
         self.trace = None if debug else site.begin()
         self.paused = False
@@ -205,7 +205,7 @@ class Forward(TorchDispatchMode):
         self.trace = trace
         self._length = 0 if trace is None else len(trace.funcs)
         self._expected: list[Any] = [] if trace is None else trace.funcs
-        self._notes: list[int] = [] if trace is None else trace.notes
+        self._notes: list[Note] = [] if trace is None else trace.notes
 
     def _switch(self, func: Any) -> bool:
         assert self.trace is not None
@@ -323,4 +323,3 @@ def _tensors(output: Any) -> list[torch.Tensor]:
     if isinstance(output, (list, tuple)):
         return [tensor for each in output for tensor in _tensors(each)]
     return []
-

@@ -83,9 +83,7 @@ class Frame:
         self._holders: list[weakref.ref[Holder]] = []
         self._record: Record | None = None
         self._names: Any = nullcontext()
-        self._mode = Forward(
-            site, policy, self._hooks, debug=debug, names=self._place, cost=cost
-        )
+        self._mode = Forward(site, policy, self._hooks, debug=debug, names=self._place, cost=cost)
         if self._mode.trace is None:
             self._names = ModuleNames(root)
 

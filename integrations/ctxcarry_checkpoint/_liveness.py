@@ -74,9 +74,11 @@ def _closure(
             members = [first] if first in kept else of_group[first]
             reruns.update(members)
             for member in members:
-                for parent in ops[member].parents:
-                    if not _is_made(ops, of_group, parent, first, kept, conflicts):
-                        waiting.append(parent)
+                waiting += [
+                    parent
+                    for parent in ops[member].parents
+                    if not _is_made(ops, of_group, parent, first, kept, conflicts)
+                ]
         drawn = [index for index in reruns if ops[index].random]
         waiting = [
             op.index for op in ops[: max(drawn, default=0)] if op.random and op.index not in reruns

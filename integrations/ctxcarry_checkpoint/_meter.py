@@ -14,9 +14,9 @@ __all__ = ("Meter",)
 
 class Meter:
     """
-    Measure one step: what all blocks hold after their forward, and what the last takes in its
-    backward.
+    Measure one step.
 
+    That is what all blocks hold after their forward, and what the last takes in its backward.
     What the model has beside the blocks, as its logits, does not count. The statistics of
     CUDA's peak are reset once, where the backward of the last block begins.
 

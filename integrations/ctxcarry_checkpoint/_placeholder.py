@@ -11,6 +11,8 @@ from ctxcarry_checkpoint._private import throw_on_data_pointer
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from typing_extensions import Self
+
 __all__ = ("NeededError", "Placeholder")
 
 
@@ -26,17 +28,17 @@ class Placeholder(torch.Tensor):
     kernel that torch does not see, which asks for its address.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(
-        cls,
+        cls: type[Self],
         shape: Iterable[int],
         stride: Iterable[int],
         dtype: torch.dtype,
         device: torch.device,
-    ) -> Placeholder:
-        made: Placeholder = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+    ) -> Self:
+        made: Self = torch.Tensor._make_wrapper_subclass(
             cls, tuple(shape), strides=tuple(stride), dtype=dtype, device=device
         )
         throw_on_data_pointer(made)
@@ -45,7 +47,8 @@ class Placeholder(torch.Tensor):
     def __init__(self, *_: Any) -> None:
         super().__init__()
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        del tensor_contents
         return f"Placeholder(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
 
     @classmethod

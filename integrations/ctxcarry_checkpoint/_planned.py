@@ -12,7 +12,6 @@ import torch
 from ctxcarry_checkpoint._checkpoint import RECOMPUTE
 from ctxcarry_checkpoint._cost import estimate
 from ctxcarry_checkpoint._meter import Meter
-from ctxcarry_checkpoint._ops import Action
 from ctxcarry_checkpoint._plan import Plan, make_plan
 from ctxcarry_checkpoint._policy import Policy
 from ctxcarry_checkpoint._roofline import Roofline
@@ -21,7 +20,7 @@ from ctxcarry_checkpoint._whole import Block
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ctxcarry_checkpoint._ops import Call
+    from ctxcarry_checkpoint._ops import Action, Call
     from ctxcarry_checkpoint._trace import Site
 
 __all__ = ("Planned", "Planner")
@@ -56,7 +55,7 @@ class Planner:
     Args:
         budget: What they may hold.
         offload: Whether results may be kept in the memory of the CPU.
-        roofline: The speed of the device, the name of a card, or None for that of the device itself.
+        roofline: The speed of the device, the name of a card, or None for the device's own.
     """
 
     def __init__(
@@ -162,7 +161,7 @@ class Planner:
             actions = plan.actions(name)
             key = frozenset(actions.items())
             self._policies[name] = self._known.setdefault(key, Planned(actions))
-        on_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+        on_cuda: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call,unused-ignore]
         self._meter = Meter(tuple(self._recorded), plan) if on_cuda else None
 
     def _correct(self, measured: int) -> None:

@@ -49,7 +49,7 @@ class Record:
     values: dict[int, list[torch.Tensor | None]] = field(default_factory=dict)
 
 
-class Recompute(TorchDispatchMode):
+class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
     """
     Sees each operator of a block while it runs again.
 
@@ -63,7 +63,7 @@ class Recompute(TorchDispatchMode):
     """
 
     def __init__(self, record: Record, *, skip: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self.skipped = False
         self.index = 0
         self.record = record

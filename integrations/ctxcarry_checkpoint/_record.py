@@ -95,7 +95,8 @@ class Recorder:
         if self._cost is not None and not op.view:
             op.ms = self._cost(func, args, kwargs, output)
         for storage in fresh:
-            self._owner[storage._cdata] = (index, StorageWeakRef(storage))
+            weak = StorageWeakRef(storage)  # type: ignore[no-untyped-call,unused-ignore]
+            self._owner[storage._cdata] = index, weak
         for key in {s._cdata for s in fresh} | (changed & self._owner.keys()):
             self._writer[key] = index
         self._calls[func] += 1

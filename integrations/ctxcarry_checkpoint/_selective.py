@@ -88,9 +88,7 @@ class SelectiveCheckpoint:
         self._sites: dict[Any, Site] = {}
         self._lock = Lock()
 
-    def apply(
-        self, model: nn.Module, blocks: str | Sequence[str] | None = None
-    ) -> tuple[str, ...]:
+    def apply(self, model: nn.Module, blocks: str | Sequence[str] | None = None) -> tuple[str, ...]:
         """
         Have the blocks of a model checkpointed from now on.
 

@@ -12,6 +12,8 @@ from torch import nn
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
+    from typing_extensions import Self
+
 __all__ = ("ModuleNames", "calling_lines")
 
 _OWN = str(Path(__file__).parent)
@@ -54,7 +56,7 @@ class ModuleNames:
         """Return the name of the innermost module, "" outside all of them."""
         return self._stack[-1] if self._stack else ""
 
-    def __enter__(self) -> ModuleNames:
+    def __enter__(self) -> Self:
         if self._root is None:
             return self
         for module in self._root.modules():
