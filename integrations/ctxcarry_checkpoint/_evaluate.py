@@ -74,6 +74,7 @@ class Node:
     Attributes:
         first: The operator that makes the memory.
         members: All of them, in order.
+        size: Bytes of the memory.
         nbytes: Bytes that keeping it takes; 0 where somebody else holds them.
         ms: Milliseconds to run all of them.
         advance: How many members run to advance the random numbers; 0 if none draws any.
@@ -86,6 +87,7 @@ class Node:
 
     first: int
     members: tuple[int, ...]
+    size: int
     nbytes: int
     ms: float
     advance: int
@@ -228,10 +230,12 @@ class Program:
     def _node(self, first: int, group: Sequence[Op]) -> Node:
         draws = [place for place, op in enumerate(group, 1) if op.random]
         advance = max(draws, default=0)
+        size = sum(op.nbytes for op in group)
         return Node(
             first=first,
             members=tuple(op.index for op in group),
-            nbytes=0 if first in self.held else sum(op.nbytes for op in group),
+            size=size,
+            nbytes=0 if first in self.held else size,
             ms=sum(op.ms for op in group),
             advance=advance,
             advance_ms=sum(op.ms for op in group[:advance]),

@@ -82,10 +82,18 @@ class Frame:
         self._lock = RLock()
         self._holders: list[weakref.ref[Holder]] = []
         self._record: Record | None = None
-        self._names: Any = nullcontext()
-        self._mode = Forward(site, policy, self._hooks, debug=debug, names=self._place, cost=cost)
-        if self._mode.trace is None:
-            self._names = ModuleNames(root)
+        names = ModuleNames(root)
+        # Not a method of this one: what refers to what refers to it is freed late.
+        self._mode = Forward(
+            site,
+            policy,
+            self._hooks,
+            debug=debug,
+            names=lambda: (names.current, current_regions()),
+            cost=cost,
+        )
+        # Of a forward that follows another one the names are known.
+        self._names: Any = names if self._mode.trace is None else nullcontext()
 
     def forward(self) -> Any:
         """Call the block."""
@@ -124,10 +132,6 @@ class Frame:
     def kept(self) -> dict[int, Any]:
         """Return what was kept, by operator."""
         return self._mode.kept
-
-    def _place(self) -> tuple[str, tuple[str, ...]]:
-        names = self._names
-        return getattr(names, "current", ""), current_regions()
 
     def _so_far(self) -> Record:
         mode = self._mode
@@ -192,6 +196,8 @@ class Frame:
             raise
         finally:
             self._mode.paused = paused
+            # What was raised refers to this call, which refers to it.
+            mode.stop = None
         missing = sum(holder.value is None for holder in wanted)
         if missing:
             if mode.skipped:
@@ -209,16 +215,17 @@ class Frame:
                 if self._record is None:
                     # In a forward that takes gradients itself, and is not over yet.
                     return tensor
-                raise mismatch.more(mode.record, mode.index, len(self._holders))
+                mode.stop = mismatch.more(mode.record, mode.index, len(self._holders))
+                return tensor
             holder = self._holders[number]()
             if holder is not None and id(holder) in wanted:
                 if type(tensor) is Placeholder:
-                    msg = "autograd keeps a result that a recompute has left out"
-                    raise NeededError(msg)
+                    mode.stop = NeededError("autograd keeps a result that was left out")
+                    return tensor
                 holder.fill(tensor)
                 wanted.discard(id(holder))
                 if not wanted and self._early_stop:
-                    raise _Done
+                    mode.stop = _Done()
             return tensor
 
         args, kwargs = self._inputs.again()
@@ -229,3 +236,5 @@ class Frame:
             mode,
         ):
             self._fn(*args, **kwargs)
+        if mode.stop is not None:
+            raise mode.stop

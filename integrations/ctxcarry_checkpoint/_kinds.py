@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ctxcarry_checkpoint._evaluate import Choice, Program, first_of
+from ctxcarry_checkpoint._evaluate import Choice, Program
 from ctxcarry_checkpoint._solver import front
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Kind:
     @property
     def held_bytes(self) -> int:
         """Return the bytes of one block that the model holds whatever is chosen."""
-        return sum(op.nbytes for op in self.ops if first_of(op) in self.program.held)
+        return sum(node.size - node.nbytes for node in self.program.nodes.values())
 
     @property
     def unchecked_bytes(self) -> int:
@@ -90,10 +90,10 @@ class Kind:
         """
         nodes = self.program.nodes
         again = {first for first in nodes if first in choice.reruns and first not in choice.actions}
-        packed = sum(nodes[first].nbytes for first in again if nodes[first].packed)
-        passing = {first: nodes[first].nbytes for first in again if not nodes[first].packed}
+        packed = sum(nodes[first].size for first in again if nodes[first].packed)
+        passing = {first: nodes[first].size for first in again if not nodes[first].packed}
         between = (
-            passing.get(first, nodes[first].nbytes if first in choice.actions else 0)
+            passing.get(first, nodes[first].size if first in choice.actions else 0)
             + sum(passing.get(parent, 0) for parent in nodes[first].parents())
             for first in nodes
             if first in choice.reruns

@@ -267,6 +267,9 @@ def make_plan(
     kinds = kinds_of(blocks, points=points, offload_ms=offload_ms, time_limit=time_limit)
     whole = sum(len(kind.names) * kind.unchecked_bytes for kind in kinds)
     limit = budget_bytes(budget, whole)
+    if limit >= whole:
+        # Where nothing is recomputed, results pass by just as they do without a checkpoint.
+        limit = max(limit, range_of(kinds)[1])
     shares = allot(kinds, limit, time_limit=time_limit)
     shares = refined(shares, limit, offload_ms=offload_ms, time_limit=time_limit)
     return Plan(_grouped(kinds, shares), limit, roofline, tuple(tradeoffs(kinds)))

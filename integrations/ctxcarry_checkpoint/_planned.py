@@ -56,10 +56,16 @@ class Planner:
         budget: What they may hold.
         offload: Whether results may be kept in the memory of the CPU.
         roofline: The speed of the device, the name of a card, or None for the device's own.
+        plan: A plan to follow as it is.
     """
 
     def __init__(
-        self, budget: str | float, *, offload: bool, roofline: Roofline | str | None
+        self,
+        budget: str | float,
+        *,
+        offload: bool = False,
+        roofline: Roofline | str | None = None,
+        plan: Plan | None = None,
     ) -> None:
         self._budget = budget
         self._offload = offload
@@ -71,6 +77,9 @@ class Planner:
         self._plan: Plan | None = None
         self._meter: Meter | None = None
         self._corrections = 0
+        if plan is not None:
+            self._adopt(plan)
+            self._meter = None
 
     @property
     def current(self) -> Plan | None:
@@ -157,7 +166,7 @@ class Planner:
 
     def _adopt(self, plan: Plan) -> None:
         self._plan = plan
-        for name in self._recorded:
+        for name in plan.blocks:
             actions = plan.actions(name)
             key = frozenset(actions.items())
             self._policies[name] = self._known.setdefault(key, Planned(actions))

@@ -60,11 +60,14 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignor
     Attributes:
         skipped: Whether something was left out.
         index: How many operators were seen.
+        stop: What to raise at the next operator. Torch never frees a hook for packing that
+            raises something itself.
     """
 
     def __init__(self, record: Record, *, skip: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self.skipped = False
+        self.stop: BaseException | None = None
         self.index = 0
         self.record = record
         trace = record.trace
@@ -83,6 +86,8 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignor
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if self.stop is not None:
+            raise self.stop
         kwargs = kwargs or {}
         index = self.index
         record = self.record

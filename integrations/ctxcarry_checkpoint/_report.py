@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ("report",)
 
 _MOST = 8
+_MOST_KINDS = 4
 
 
 def report(plan: Plan, console: Any = None) -> None:
@@ -37,13 +38,19 @@ def report(plan: Plan, console: Any = None) -> None:
     console = Console() if console is None else console
     table = Table(title="What each block keeps", title_justify="left")
     table.add_column("blocks")
-    for name in ("saved", "offloaded", "recompute", "of forward", "saved", "rerun", "skipped"):
+    names = ("saved", "offloaded", "recompute", "of forward", "ops saved", "rerun", "skipped")
+    for name in names:
         table.add_column(name, justify="right")
     for group in plan.groups:
         table.add_row(group.label, *_cells(group))
     console.print(table)
-    for group in plan.groups:
+    # Blocks of one kind have the same reasons, but for what lies at the edge of the budget.
+    kinds = list({id(group.kind): group for group in reversed(plan.groups)}.values())[::-1]
+    for group in kinds[:_MOST_KINDS]:
         console.print(_reasons(group, Table))
+    if len(kinds) > _MOST_KINDS:
+        more = f"Plan.why() tells of the blocks of {len(kinds) - _MOST_KINDS} more kinds"
+        console.print(more, highlight=False, markup=False)
     for line in _totals(plan):
         console.print(line, highlight=False, markup=False)
 

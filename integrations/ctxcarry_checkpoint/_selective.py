@@ -46,6 +46,8 @@ class SelectiveCheckpoint:
         budget: What blocks may hold for the backward at most: bytes, text such as ``"4GiB"``,
             or a ratio of what is held without checkpoints. It counts what all blocks keep and
             what the backward of one makes again, and not their arguments.
+        plan: A plan that was made before, as by `Plan.from_json`: it is followed as it is. Where
+            ranks of one group call collectives in their blocks, all have to follow one plan.
         offload: Whether a budget may be met by copies in pinned memory of the CPU, too.
         roofline: The speed of the device, for a budget, or the name of a card such as
             ``"H100"``; that of the device itself if None.
@@ -54,7 +56,7 @@ class SelectiveCheckpoint:
         debug: Whether to compare all values of forward and recompute, which takes time.
 
     Raises:
-        ValueError: If there are both a policy and a budget, or the budget is none.
+        ValueError: If there are several of policy, budget and plan, or the budget is none.
         TypeError: If the policy is none.
     """
 
@@ -63,16 +65,19 @@ class SelectiveCheckpoint:
         policy: Any = None,
         *,
         budget: str | float | None = None,
+        plan: Plan | None = None,
         offload: bool = False,
         roofline: Roofline | str | None = None,
         preserve_rng_state: bool = True,
         early_stop: bool = True,
         debug: bool = False,
     ) -> None:
-        if policy is not None and budget is not None:
+        given = {"policy": policy, "budget": budget, "plan": plan}
+        given = {name: value for name, value in given.items() if value is not None}
+        if len(given) > 1:
             msg = (
-                "SelectiveCheckpoint takes a policy or a budget, and was given both "
-                f"({policy!r} and {budget!r}): a budget is what a policy is solved for"
+                f"SelectiveCheckpoint takes one of policy, budget and plan, and was given "
+                f"{' and '.join(given)}: a plan says what to keep, and a budget is solved for one"
             )
             raise ValueError(msg)
         if budget is not None:
@@ -81,9 +86,11 @@ class SelectiveCheckpoint:
         self.early_stop = early_stop
         self.debug = debug
         self._policy = same_policy(policy)
-        self._planner = (
-            None if budget is None else Planner(budget, offload=offload, roofline=roofline)
-        )
+        self._planner: Planner | None = None
+        if plan is not None:
+            self._planner = Planner(plan.budget, plan=plan)
+        elif budget is not None:
+            self._planner = Planner(budget, offload=offload, roofline=roofline)
         self._names: dict[str, nn.Module] = {}
         self._sites: dict[Any, Site] = {}
         self._lock = Lock()
@@ -107,6 +114,7 @@ class SelectiveCheckpoint:
             ValueError: If no block is found, or one has a checkpoint already.
         """
         found = find_blocks(model, blocks)
+        self._check_names(found)
         done: list[nn.Module] = []
         try:
             for name, module in found.items():
@@ -164,6 +172,17 @@ class SelectiveCheckpoint:
         plan = planner.current
         assert plan is not None
         return plan
+
+    def _check_names(self, found: Mapping[str, nn.Module]) -> None:
+        """Refuse blocks that the plan does not have."""
+        plan = None if self._planner is None else self._planner.current
+        missing = [name for name in found if plan is not None and name not in plan.blocks]
+        if plan is not None and missing:
+            msg = (
+                f"the plan has no block {missing[0]!r}. It has {', '.join(plan.blocks)}. Make a "
+                "plan of this model, or give the blocks that it is of"
+            )
+            raise ValueError(msg)
 
     @contextmanager
     def _applied(self, model: nn.Module, blocks: str | Sequence[str] | None) -> Iterator[None]:

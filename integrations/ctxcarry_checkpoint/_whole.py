@@ -157,7 +157,7 @@ class _Knapsack:
 
     def solve(self, scipy: object, time_limit: float) -> list[Share]:
         """Return what each block gets, nothing at all if that was not found in time."""
-        _, values = self._rows.solve(scipy, time_limit, gap=1e-4)
+        _, values = self._rows.solve(scipy, time_limit, gap=5e-4)
         if values is None:
             return []
         counts = [(kind, choice, round(values[column])) for kind, choice, column in self._columns]

@@ -70,7 +70,7 @@ def _of_node(program: Program, choice: Choice, first: int) -> str:
         return "never saved: makes its result from no tensor"
     if not op.savable:
         return f"never saved: {op.why or 'its result may not be kept'}"
-    text = f"runs again: {_ms(node.ms)} for {readable(node.nbytes)}"
+    text = f"runs again: {_ms(node.ms)} for {readable(node.size)}"
     if node.effect:
         text += ", and because it does more than return a result"
     elif node.advance and not _is_read(program, choice, first):
