@@ -64,6 +64,7 @@ def is_operator(given: object) -> bool:
     return isinstance(given, (OpOverload, OpOverloadPacket, HigherOrderOperator))
 
 
+@lru_cache(maxsize=8192)
 def name_of(op: Any) -> str:
     """Return the name by which an overload or a higher-order operator goes."""
     return str(op)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ctxcarry_checkpoint._match import Names, closest, matches_path, name_of, packet_of, path_of
@@ -84,7 +85,8 @@ class Rule(Policy):
         text = f"{self.label} matched none of the {len(ran)} operators"
         if not named:
             return [text + self._like([op.name for op in ran])]
-        text += f"; {len(named)} have the name" if self.names else ""
+        if self.names:
+            text += f"; {len(named)} {'has' if len(named) == 1 else 'have'} the name"
         if self.modules and not any(self._module(op.module) for op in named):
             text += f"; modules that ran: {_listed([op.module for op in named], self.modules)}"
         elif self.regions:
@@ -205,6 +207,7 @@ class _EveryKthDecider:
         return action if past >= 0 and past % self._policy.every == 0 else None
 
 
+@lru_cache(maxsize=8192)
 def _within(pattern: str, module: str) -> bool:
     """Say whether a module has the name, or is in one that does; "" is the block alone."""
     parts = path_of(pattern)

@@ -54,6 +54,13 @@ RAN = [
             ),
         ),
         (
+            policies.save("aten.relu", modules="attention"),
+            (
+                "save('aten.relu', modules='attention') matched none of the 5 operators; "
+                "1 has the name; modules that ran: 'mlp'"
+            ),
+        ),
+        (
             policies.modules("atention"),
             (
                 "modules('atention', SAVE) matched none of the 5 operators; "
