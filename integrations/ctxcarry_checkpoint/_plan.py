@@ -234,7 +234,7 @@ class Plan:
         return read(text)
 
     def _kinds(self) -> list[Kind]:
-        return [group.kind for group in _first_groups(self.groups)]
+        return [group.kind for group in _one_of_each_kind(self.groups)]
 
     def _full(self) -> list[Share]:
         return [Share(kind, kind.program.choice({}), len(kind.names)) for kind in self._kinds()]
@@ -272,7 +272,8 @@ def make_plan(
         limit = max(limit, range_of(kinds)[1])
     shares = allot(kinds, limit, time_limit=time_limit)
     shares = refined(shares, limit, offload_ms=offload_ms, time_limit=time_limit)
-    return Plan(_grouped(kinds, shares), limit, roofline, tuple(tradeoffs(kinds)))
+    plan = Plan(_grouped(kinds, shares), limit, roofline)
+    return replace(plan, pareto=_undominated([*tradeoffs(kinds), (plan.peak, plan.cost)]))
 
 
 def _grouped(kinds: Sequence[Kind], shares: Iterable[Share]) -> tuple[Group, ...]:
@@ -288,5 +289,13 @@ def _grouped(kinds: Sequence[Kind], shares: Iterable[Share]) -> tuple[Group, ...
     return tuple(sorted(found, key=lambda group: place[id(group.kind)]))
 
 
-def _first_groups(groups: Iterable[Group]) -> list[Group]:
+def _undominated(points: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    found: list[tuple[int, float]] = []
+    for point in sorted(points):
+        if not found or point[1] < found[-1][1]:
+            found.append(point)
+    return tuple(found)
+
+
+def _one_of_each_kind(groups: Iterable[Group]) -> list[Group]:
     return list({id(group.kind): group for group in groups}.values())

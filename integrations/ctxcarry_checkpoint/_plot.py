@@ -40,10 +40,9 @@ def plot(plan: Plan, path: str | Path) -> None:
     # Not by pyplot, which would look for a window.
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    axes.step(
+    axes.plot(
         [nbytes / unit for nbytes, _ in plan.pareto],
         [ms for _, ms in plan.pareto],
-        where="post",
         marker=".",
         color="tab:blue",
         label="best for each budget",

@@ -44,9 +44,11 @@ def report(plan: Plan, console: Any = None) -> None:
     for group in plan.groups:
         table.add_row(group.label, *_cells(group))
     console.print(table)
-    # Blocks of one kind have the same reasons, but for what lies at the edge of the budget.
-    kinds = list({id(group.kind): group for group in reversed(plan.groups)}.values())[::-1]
-    for group in kinds[:_MOST_KINDS]:
+    kinds: dict[int, Group] = {}
+    # Of each kind the group that most blocks are in, if it keeps anything there is a reason for.
+    for group in sorted(plan.groups, key=lambda each: (not each.choice.actions, -len(each.names))):
+        kinds.setdefault(id(group.kind), group)
+    for group in list(kinds.values())[:_MOST_KINDS]:
         console.print(_reasons(group, Table))
     if len(kinds) > _MOST_KINDS:
         more = f"Plan.why() tells of the blocks of {len(kinds) - _MOST_KINDS} more kinds"

@@ -113,13 +113,8 @@ def tradeoffs(
     """Return the peaks and milliseconds among which a budget of the model decides."""
     least, most = range_of(kinds)
     budgets = {least + (most - least) * at // (points - 1) for at in range(points)}
-    found: list[tuple[int, float]] = []
-    for budget in sorted(budgets):
-        shares = allot(kinds, budget, time_limit=time_limit)
-        point = peak_of(shares), _cost(shares)
-        if not found or point[1] < found[-1][1]:
-            found.append(point)
-    return found
+    found = (allot(kinds, budget, time_limit=time_limit) for budget in sorted(budgets))
+    return [(peak_of(shares), _cost(shares)) for shares in found]
 
 
 class _Knapsack:
