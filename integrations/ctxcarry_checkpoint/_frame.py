@@ -211,6 +211,9 @@ class Frame:
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal packs
             number, packs = packs, packs + 1
+            if tensor.grad_fn is not None:
+                # Its own node would keep it, and be kept by it, for good.
+                tensor = tensor.detach()
             if number >= len(self._holders):
                 if self._record is None:
                     # In a forward that takes gradients itself, and is not over yet.

@@ -60,8 +60,8 @@ class Holder:
     def fill(self, tensor: torch.Tensor) -> None:
         """Hold what a recompute has made."""
         self._hooks = None
-        self.value = tensor.detach()
-        self._version = version_of(self.value)
+        self.value = tensor
+        self._version = version_of(tensor)
 
     def get(self) -> torch.Tensor:
         """
