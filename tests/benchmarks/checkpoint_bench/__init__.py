@@ -1,0 +1,1 @@
+"""What ``bench_checkpoint.py`` measures, and how."""
