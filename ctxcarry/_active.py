@@ -14,12 +14,14 @@ from ctxcarry._undo import leak, undo_all
 from ctxcarry.errors import CarrierError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
+    from typing import Any
 
     from ctxcarry._snapshot import Snapshot
     from ctxcarry._undo import Undo
 
-__all__ = ("Active",)
+__all__ = ("Active", "call_in_place")
 
 
 class Active:
@@ -40,12 +42,10 @@ class Active:
 
     def __enter__(self) -> Snapshot:
         snapshot = self._snapshot
-        variables = _replay(snapshot)
         try:
-            applied = apply_all(snapshot._plan, snapshot._states)
+            variables, applied = _begin(snapshot)
         except BaseException:
-            variables.take_back()
-            del self, snapshot, variables  # the traceback keeps this frame
+            del self, snapshot  # the traceback keeps this frame
             raise
         vars(self._entered).setdefault("stack", []).append((variables, applied))
         self._names.append(threading.current_thread().name)
@@ -72,24 +72,60 @@ class Active:
         if here in self._names:
             self._names.remove(here)
         del self, stack  # a traceback would keep this frame, and with it the snapshot
-        try:
-            undo_all(applied, exc)
-        finally:
-            failures = variables.take_back()
-            if failures:
-                msg = (
-                    f"context variables were set in one Context and are taken back in another: "
-                    f"{', '.join(failures)}. A `with snapshot.active()` block must be left in the "
-                    "thread and task that entered it; across an `await` or a `yield` use "
-                    "snapshot.run(fn), snapshot.wrap(fn) or @carry_context"
-                )
-                leak(msg, exc)
+        _end(variables, applied, exc)
+
+
+def call_in_place(
+    snapshot: Snapshot, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Call `fn` in a block of ``snapshot.active()``: ContextVars that it sets stay set."""
+    variables, applied = _begin(snapshot)
+    del snapshot
+    try:
+        result = fn(*args, **kwargs)
+    except BaseException as error:
+        del fn, args, kwargs  # the traceback keeps this frame
+        _end(variables, applied, error)
+        raise
+    _end(variables, applied, None)
+    return result
+
+
+def _begin(snapshot: Snapshot) -> tuple[InPlace, list[Undo]]:
+    """Make `snapshot` current; all of it or nothing."""
+    variables = _replay(snapshot)
+    if not snapshot._states:
+        return variables, []
+    try:
+        return variables, apply_all(snapshot._plan, snapshot._states)
+    except BaseException:
+        variables.take_back()
+        del snapshot, variables  # the traceback keeps this frame
+        raise
+
+
+def _end(variables: InPlace, applied: list[Undo], error: BaseException | None) -> None:
+    """Bring back what was before."""
+    try:
+        if applied:
+            undo_all(applied, error)
+    finally:
+        failures = variables.take_back()
+        if failures:
+            msg = (
+                f"context variables were set in one Context and are taken back in another: "
+                f"{', '.join(failures)}. A `with snapshot.active()` block must be left in the "
+                "thread and task that entered it; across an `await` or a `yield` use "
+                "snapshot.run(fn), snapshot.wrap(fn) or @carry_context"
+            )
+            leak(msg, error)
 
 
 def _replay(snapshot: Snapshot) -> InPlace:
     """Set the variables of `snapshot` in the current Context; all of them or none."""
     plan = snapshot._plan
     variables = InPlace()
+    tokens = variables.tokens
     try:
         if plan.contexts == CLEAR:
             variables.clear(skip=frozenset(v for v, _ in snapshot._edits))
@@ -99,7 +135,9 @@ def _replay(snapshot: Snapshot) -> InPlace:
             if value is HERE:
                 continue
             if value is not MISSING:
-                variables.set(variable, value)
+                # Not by a call of `set`, since there may be many.
+                if variable.get(MISSING) is not value:
+                    tokens.append((variable, variable.set(value)))
             elif not variables.unset(variable):
                 raise CarrierError(
                     CONTEXTVARS,

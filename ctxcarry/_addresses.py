@@ -12,7 +12,7 @@ from ctxcarry.errors import WireError
 if TYPE_CHECKING:
     from contextvars import ContextVar
 
-__all__ = ("address_of", "address_of_variable", "found_at")
+__all__ = ("address_of", "address_of_variable", "found_at", "place_of")
 
 # Where a global of a module was found before: the module's namespace, and its name there.
 _places: dict[str, tuple[dict[str, Any], str]] = {}
@@ -76,8 +76,14 @@ def found_at(address: str, *, imports: bool) -> Any:
         except (KeyError, TypeError):
             return MISSING
     if len(parts) == 1:
-        _places[address] = vars(sys.modules[module_name]), path
+        # As the keys there are, which then need not be compared character by character.
+        _places[address] = vars(sys.modules[module_name]), sys.intern(path)
     return found
+
+
+def place_of(address: str) -> tuple[dict[str, Any], str] | None:
+    """Return the namespace in which `found_at` looks up `address`, and the name there, if so."""
+    return _places.get(address)
 
 
 def _search(variable: ContextVar[Any]) -> str | None:

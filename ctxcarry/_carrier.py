@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
-__all__ = ("MISSING", "UNCHANGED", "Carrier", "CarrierBase", "Marker", "shorten")
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ("GONE", "MISSING", "UNCHANGED", "Carrier", "CarrierBase", "Marker", "shorten")
 
 _DESCRIPTION_LIMIT = 80
 
@@ -29,6 +32,10 @@ MISSING: Final = Marker("MISSING")
 
 UNCHANGED: Final = Marker("UNCHANGED")
 """What `Carrier.apply` returns when the context already was as asked: there is nothing to undo."""
+
+
+GONE: Final = Marker("GONE")
+"""What a function of `CarrierBase.loads_again` returns when the payload is to be loaded anew."""
 
 
 @runtime_checkable
@@ -90,6 +97,28 @@ class CarrierBase:
     name: str = ""
     default: object = MISSING
     process_wide: bool = False
+
+    def dumps_alike(self, state: object) -> Callable[[object], bool] | None:  # noqa: ARG002
+        """
+        Return what says of another captured state whether `dump` returns the same for it.
+
+        None if that cannot be told, as where what `state` holds may be changed in
+        place. Must keep no object alive that may go away.
+        """
+        return None
+
+    def loads_again(
+        self,
+        payload: object,  # noqa: ARG002
+        state: object,  # noqa: ARG002
+    ) -> Callable[[], object] | None:
+        """
+        Return what returns the state that ``load(payload)`` would, or `GONE` if that is unsure.
+
+        None if several calls cannot have one state. `state` is what it returned now;
+        no object that may go away must be kept alive.
+        """
+        return None
 
     def describe(self, state: object) -> str:
         """Return one short line about `state`."""

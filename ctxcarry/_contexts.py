@@ -9,9 +9,9 @@ from ctxcarry._carrier import MISSING, Marker
 from ctxcarry._policy import ambient_policy as _policy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
-__all__ = ("HERE", "InPlace", "default_of", "filled", "overlaid", "value_here")
+__all__ = ("HERE", "InPlace", "default_of", "filled", "laid_over", "overlaid", "value_here")
 
 HERE = Marker("HERE")
 """In an edit: the value that is current where the Context is entered."""
@@ -27,7 +27,7 @@ def default_of(variable: ContextVar[Any]) -> object:
 
 def value_here(variable: ContextVar[Any]) -> object:
     """Return what `variable` is set to in the current Context; its default does not count."""
-    return copy_context().get(variable, MISSING)
+    return variable.get(MISSING)
 
 
 def overlaid(context: Context, edits: Iterable[tuple[ContextVar[Any], object]]) -> Context:
@@ -51,6 +51,15 @@ def overlaid(context: Context, edits: Iterable[tuple[ContextVar[Any], object]]) 
         result = context.copy()
     result.run(_set_all, [(var, value) for var, value in values if value is not MISSING])
     return result
+
+
+def laid_over(context: Context, edits: Collection[tuple[ContextVar[Any], object]]) -> Context:
+    """Return ``overlaid(context, edits)``, which may be `context` itself: it is changed."""
+    for _, value in edits:
+        if value is MISSING or value is HERE:
+            return overlaid(context, edits)
+    context.run(_set_all, edits)
+    return context
 
 
 def filled(context: Context, base: Mapping[ContextVar[Any], Any]) -> Context:
@@ -78,15 +87,15 @@ class InPlace:
     are set one by one.
     """
 
-    __slots__ = ("_tokens",)
+    __slots__ = ("tokens",)
 
     def __init__(self) -> None:
-        self._tokens: list[tuple[ContextVar[Any], Token[Any]]] = []
+        self.tokens: list[tuple[ContextVar[Any], Token[Any]]] = []
 
     def set(self, variable: ContextVar[Any], value: object) -> None:
         """Set `variable` unless it is set to that very value already."""
-        if value_here(variable) is not value:
-            self._tokens.append((variable, variable.set(value)))
+        if variable.get(MISSING) is not value:
+            self.tokens.append((variable, variable.set(value)))
 
     def unset(self, variable: ContextVar[Any]) -> bool:
         """
@@ -130,8 +139,8 @@ class InPlace:
             were set in another Context.
         """
         failures: list[str] = []
-        while self._tokens:
-            variable, token = self._tokens.pop()
+        while self.tokens:
+            variable, token = self.tokens.pop()
             try:
                 variable.reset(token)
             except (ValueError, RuntimeError) as error:

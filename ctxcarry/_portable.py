@@ -34,19 +34,38 @@ from ctxcarry.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ctxcarry._carrier import Carrier
     from ctxcarry._registry import Registry
 
-__all__ = ("dumps", "loads")
+__all__ = ("ORIGIN", "dumps", "entries_of", "loads", "portable_address")
+
+ORIGIN = "in another process"
+# What of these modules is set means something to their own process only.
+_NOT_PORTABLE = ("ctxcarry.", "ray.")
 
 
 def dumps(snapshot: Snapshot, not_portable: str | None = None) -> bytes:
     """Return `snapshot` in the wire format; see `Snapshot.dumps`."""
     checked_choice(not_portable)
+    shared = [carrier.capture() for carrier in snapshot._plan.process_wide]
+    return encode(entries_of(snapshot, shared, not_portable))
+
+
+def entries_of(
+    snapshot: Snapshot, shared: Sequence[object], not_portable: str | None = None
+) -> dict[str, list[Any]]:
+    """
+    Return the entries for `snapshot`.
+
+    Args:
+        snapshot: The snapshot.
+        shared: The states of what all threads share, as the plan lists it.
+        not_portable: As for `Snapshot.dumps`.
+    """
     entries: dict[str, list[Any]] = {}
-    for carrier, action, state in _states(snapshot):
+    for carrier, action, state in _states(snapshot, shared):
         if action == CLEAR:
             entries[carrier.name] = CLEARED
         elif is_set(carrier, state):
@@ -59,7 +78,7 @@ def dumps(snapshot: Snapshot, not_portable: str | None = None) -> bytes:
         plain, pickled = _dumped_variables(snapshot, not_portable)
         if plain or pickled:
             entries[CONTEXTVARS] = ["v", [plain, pickled]]
-    return encode(entries)
+    return entries
 
 
 def loads(data: bytes, *, trusted: bool, strict: bool, registry: Registry) -> Snapshot:
@@ -87,15 +106,21 @@ def loads(data: bytes, *, trusted: bool, strict: bool, registry: Registry) -> Sn
     return _assembled(registry, states, edits)
 
 
-def _states(snapshot: Snapshot) -> Iterator[tuple[Carrier, str, object]]:
+def portable_address(variable: ContextVar[Any]) -> str | None:
+    """Return the name by which another process finds `variable`, if it is to have it."""
+    address = address_of_variable(variable)
+    return None if address is None or address.startswith(_NOT_PORTABLE) else address
+
+
+def _states(snapshot: Snapshot, shared: Sequence[object]) -> Iterator[tuple[Carrier, str, object]]:
     """Yield each carrier that has a state or is cleared, but for ``contextvars``."""
     plan = snapshot._plan
     for step, state in zip(plan.steps, snapshot._states):
         action = plan.actions[step.name]
         if action == CLEAR or is_set(step.carrier, state):
             yield step.carrier, action, state
-    for carrier in plan.process_wide:
-        yield carrier, plan.actions[carrier.name], carrier.capture()
+    for carrier, state in zip(plan.process_wide, shared):
+        yield carrier, plan.actions[carrier.name], state
     for carrier in (*plan.absorbed, *(c for c, _ in plan.edits)):
         action = plan.actions[carrier.name]
         if action in {PROPAGATE, CLEAR}:
@@ -149,8 +174,8 @@ def _dumped_variables(
     for variable, value in {**(snapshot._context or {}), **dict(snapshot._edits)}.items():
         if variable in own or value is HERE or value is MISSING:
             continue
-        address = address_of_variable(variable)
-        if address is None or address.startswith(("ctxcarry.", "ray.")):
+        address = portable_address(variable)
+        if address is None:
             continue
         if is_plain(value):
             plain[address] = value
@@ -255,4 +280,4 @@ def _assembled(
         else states[step.name]
         for step in plan.steps
     )
-    return Snapshot(plan, None, in_order, tuple(edits), "in another process")
+    return Snapshot(plan, None, in_order, tuple(edits), ORIGIN)

@@ -9,7 +9,7 @@ from ctxcarry._activate import call_under
 from ctxcarry._active import Active
 from ctxcarry._bind import bound
 from ctxcarry._carrier import MISSING
-from ctxcarry._contexts import HERE, filled, overlaid
+from ctxcarry._contexts import HERE, filled, laid_over, overlaid
 from ctxcarry._explain import explain
 from ctxcarry._plan import CONTEXTVARS, variables_of
 from ctxcarry._policy import CLEAR, UNCHANGED_BY_POLICY, ambient_policy
@@ -221,7 +221,7 @@ class Snapshot:
         else:
             context = copy_context()
         if not self._plan.edits:
-            return overlaid(context, self._edits) if self._edits else context
+            return laid_over(context, self._edits) if self._edits else context
         # A registry of variables may have grown since: what is new was not set then.
         edits = dict(self._edits)
         for carrier, action in self._plan.edits:

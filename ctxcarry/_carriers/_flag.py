@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from operator import is_
 from typing import TYPE_CHECKING
 
 from ctxcarry._carrier import UNCHANGED, CarrierBase
@@ -30,6 +32,14 @@ class FlagCarrier(CarrierBase):
     def load(self, payload: object) -> object:
         """Return the bool."""
         return boolean(payload)
+
+    def dumps_alike(self, state: object) -> Callable[[object], bool]:
+        """Say whether it is the same bool."""
+        return partial(is_, state)
+
+    def loads_again(self, payload: object, state: object) -> Callable[[], object]:  # noqa: ARG002
+        """Return the bool."""
+        return lambda: state
 
     def describe(self, state: object) -> str:
         """Say whether it is enabled."""

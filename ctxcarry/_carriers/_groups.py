@@ -15,12 +15,15 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
+from ctxcarry._carrier import GONE
 from ctxcarry.errors import ContextMismatchError, NotPortableError, WireError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from torch.distributed import ProcessGroup
 
-__all__ = ("dump_group", "dump_mesh", "find_group", "find_mesh")
+__all__ = ("dump_group", "dump_mesh", "find_group", "find_mesh", "groups_again", "meshes_again")
 
 # A mesh and a group never change, and torch works out their ranks anew each time.
 _dumped: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
@@ -115,6 +118,47 @@ def find_mesh(context: str, payload: dict[str, Any]) -> DeviceMesh:
         f"leave it out with ctxcarry.suppress({context!r})"
     )
     raise ContextMismatchError(msg)
+
+
+def groups_again(names: Iterable[str], groups: Iterable[ProcessGroup]) -> Callable[[], Any] | None:
+    """
+    Return what returns `groups` as long as they go by `names` here, and else `GONE`.
+
+    None if torch does not list them.
+    """
+    places = [(name, weakref.ref(group)) for name, group in zip(names, groups)]
+
+    def again() -> Any:
+        listed = c10d._world.pg_names
+        found = []
+        for name, reference in places:
+            group: Any = reference()
+            if listed.get(group) != name:
+                return GONE
+            found.append(group)
+        return found
+
+    return None if again() is GONE else again
+
+
+def meshes_again(context: str, payload: list[dict[str, Any]]) -> Callable[[], Any]:
+    """Return what finds the meshes as long as they are there in this world, else `GONE`."""
+    world = weakref.ref(c10d._world.default_pg)
+    references = tuple(weakref.ref(find_mesh(context, mesh)) for mesh in payload)
+
+    def again() -> Any:
+        here = c10d._world.default_pg
+        if here is None or here is not world():
+            return GONE
+        found = []
+        for reference in references:
+            mesh = reference()
+            if mesh is None:
+                return GONE
+            found.append(mesh)
+        return tuple(found)
+
+    return again
 
 
 _resolve: Any = vars(c10d)["_resolve_process_group"]

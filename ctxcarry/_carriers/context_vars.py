@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from contextvars import Context, ContextVar, copy_context
+from functools import partial
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from ctxcarry._carrier import MISSING, CarrierBase, shorten
+from ctxcarry._constant import is_constant
 from ctxcarry._contexts import InPlace, value_here
 from ctxcarry._plan import CONTEXTVARS
 from ctxcarry.errors import CarrierError, LeakError
@@ -179,3 +182,15 @@ class ContextVarCarrier(VariablesCarrier):
     def load(self, payload: Any) -> object:
         """Return the value."""
         return payload
+
+    def dumps_alike(self, state: object) -> Callable[[object], bool] | None:
+        """Say whether it is the same value, if nobody can change that."""
+        if type(self).dump is not ContextVarCarrier.dump or not is_constant(state):
+            return None
+        return partial(is_, state)
+
+    def loads_again(self, payload: object, state: object) -> Callable[[], object] | None:
+        """Return the value, if nobody can change it."""
+        if type(self).load is not ContextVarCarrier.load or not is_constant(payload):
+            return None
+        return lambda: state

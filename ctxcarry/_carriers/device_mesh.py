@@ -7,11 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ctxcarry._carrier import MISSING, UNCHANGED, CarrierBase
+from ctxcarry._constant import these
 from ctxcarry._states import same_state
 from ctxcarry.errors import WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ctxcarry._carrier import Carrier
 
@@ -88,6 +89,16 @@ class DeviceMeshCarrier(CarrierBase):
             msg = f"{payload!r} is not a list of meshes"
             raise WireError(msg)
         return tuple(find_mesh(self.name, mesh) for mesh in payload)
+
+    def dumps_alike(self, state: Any) -> Callable[[Any], bool]:
+        """Say whether the same meshes are on the stack."""
+        return these(state)
+
+    def loads_again(self, payload: Any, state: Any) -> Callable[[], object]:  # noqa: ARG002
+        """Return the same meshes, as long as they are there in this world."""
+        from ctxcarry._carriers._groups import meshes_again  # noqa: PLC0415
+
+        return meshes_again(self.name, payload)
 
     def describe(self, state: object) -> str:
         """Name the dimensions of the innermost mesh."""

@@ -6,12 +6,14 @@ from importlib import import_module
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ctxcarry._carrier import GONE
 from ctxcarry._carriers.context_vars import ContextVarCarrier
+from ctxcarry._constant import these
 from ctxcarry.errors import NotPortableError, WireError
 from ctxcarry.process_groups import variable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ctxcarry._carrier import Carrier
 
@@ -47,6 +49,25 @@ class ProcessGroupsCarrier(ContextVarCarrier):
         return MappingProxyType(
             {role: groups.find_group(f"{self.name}: {role}", g) for role, g in payload.items()}
         )
+
+    def dumps_alike(self, state: Any) -> Callable[[Any], bool]:
+        """Say whether the roles have the same groups."""
+        roles, are_these = tuple(state), these(state.values())
+        return lambda other: tuple(other) == roles and are_these(other.values())
+
+    def loads_again(self, payload: Any, state: Any) -> Callable[[], object] | None:
+        """Return the same groups, as long as they go by their names."""
+        again = _groups().groups_again
+        names = [payload[role]["name"] for role in state]
+        found, roles = again(names, state.values()), tuple(state)
+        if found is None:
+            return None
+
+        def load() -> object:
+            groups = found()
+            return GONE if groups is GONE else MappingProxyType(dict(zip(roles, groups)))
+
+        return load
 
     def describe(self, state: Any) -> str:
         """Name the roles and sizes."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from torch._C import _distributed_c10d as c10d
 
-from ctxcarry._carrier import MISSING, CarrierBase
+from ctxcarry._carrier import GONE, MISSING, CarrierBase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ctxcarry._carrier import Carrier
 
@@ -63,6 +64,25 @@ class ProcessGroupCarrier(CarrierBase):
         from ctxcarry._carriers._groups import find_group  # noqa: PLC0415
 
         return find_group(self.name, payload)
+
+    def dumps_alike(self, state: Any) -> Callable[[object], bool]:
+        """Say whether it is the same group."""
+        reference = ref(state)
+        return lambda other: other is reference()
+
+    def loads_again(self, payload: Any, state: Any) -> Callable[[], object] | None:
+        """Return the same group, as long as it goes by its name."""
+        from ctxcarry._carriers._groups import groups_again  # noqa: PLC0415
+
+        found = groups_again([payload["name"]], [state])
+        if found is None:
+            return None
+
+        def load() -> object:
+            groups = found()
+            return GONE if groups is GONE else groups[0]
+
+        return load
 
     def describe(self, state: object) -> str:
         """Name the group and its size."""

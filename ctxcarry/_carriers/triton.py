@@ -19,15 +19,16 @@ from __future__ import annotations
 from contextvars import ContextVar
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from ctxcarry._addresses import address_of, found_at
-from ctxcarry._carrier import MISSING
+from ctxcarry._carrier import GONE, MISSING
 from ctxcarry._carriers.context_vars import ContextVarCarrier
 from ctxcarry._carriers.value import ValueCarrier
 from ctxcarry.errors import NotPortableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import ModuleType
 
     from ctxcarry._carrier import Carrier
@@ -118,6 +119,22 @@ class _ByImportPath:
             msg = f"there is no allocator {payload!r} in this process"
             raise NotPortableError(msg)
         return allocator
+
+    def dumps_alike(self, state: Any) -> Callable[[object], bool] | None:
+        """Say whether it is the same allocator, and still to be imported."""
+        address, reference = address_of(state), ref(state)
+        if address is None:
+            return None
+        return lambda other: other is reference() and found_at(address, imports=False) is other
+
+    def loads_again(self, payload: Any, state: Any) -> Callable[[], object]:  # noqa: ARG002
+        """Import the allocator."""
+
+        def load() -> object:
+            allocator = found_at(payload, imports=True)
+            return allocator if callable(allocator) else GONE
+
+        return load
 
 
 class AllocatorCarrier(_ByImportPath, ContextVarCarrier):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from ctxcarry._carrier import MISSING, UNCHANGED, CarrierBase
+from ctxcarry._constant import is_constant
 from ctxcarry.errors import CarrierError
 
 if TYPE_CHECKING:
@@ -71,6 +74,18 @@ class ValueCarrier(CarrierBase):
     def load(self, payload: object) -> object:
         """Return the value."""
         return payload
+
+    def dumps_alike(self, state: object) -> Callable[[object], bool] | None:
+        """Say whether it is the same value, if nobody can change that."""
+        if type(self).dump is not ValueCarrier.dump or not is_constant(state):
+            return None
+        return partial(is_, state)
+
+    def loads_again(self, payload: object, state: object) -> Callable[[], object] | None:
+        """Return the value, if nobody can change it."""
+        if type(self).load is not ValueCarrier.load or not is_constant(payload):
+            return None
+        return lambda: state
 
     def _put(self, value: object, stage: str) -> None:
         if value is MISSING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import ray
 
-from ctxcarry._capture import capture_with
 from ctxcarry._default import registry
+from ctxcarry._redump import dumped
 from ctxcarry._wire import encode
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def payload(policy: Policy | None) -> Any:
     plan = registry.plan(policy)
     if plan.empty:
         return None
-    data = capture_with(plan).dumps()
+    data = dumped(plan)
     if len(data) <= _NOTHING:
         return None
     return data if len(data) < _LARGE else _reference(data)

@@ -2,7 +2,7 @@
 Make a function or class ready for Ray: it takes the hidden argument and keeps it from the user.
 
 What is made here is pickled by value. So each function imports what it needs where
-it runs, and refers to nothing of this module.
+it runs or is unpickled, and refers to nothing of this module.
 """
 
 from __future__ import annotations
@@ -91,11 +91,12 @@ def _carries_with(policy: Any) -> Callable[..., bool]:
 
 def _carrying(fn: Callable[..., Any], runner: str) -> Any:
     """Return a function of the kind of `fn` that has the `runner` of the worker call it."""
+    stepped = "run_stepped_method" if runner == "run_method" else runner
 
     def run(args: Any, kwargs: Any) -> Any:
         from ctxcarry.boundaries import ray_worker  # noqa: PLC0415
 
-        return getattr(ray_worker, runner)(fn, args, kwargs)
+        return getattr(ray_worker, stepped)(fn, args, kwargs)
 
     carried: Callable[..., Any]
     if inspect.iscoroutinefunction(fn):
@@ -118,9 +119,13 @@ def _carrying(fn: Callable[..., Any], runner: str) -> Any:
 
         carried = generator
     else:
+        from ctxcarry.boundaries import ray_worker  # noqa: PLC0415 - which imports this
+
+        # By reference, and so imported where this function is unpickled.
+        call = getattr(ray_worker, runner)
 
         def function(*args: Any, **kwargs: Any) -> Any:
-            return run(args, kwargs)
+            return call(fn, args, kwargs)
 
         carried = function
     wrapped = wraps(fn)(carried)

@@ -86,12 +86,16 @@ def _making(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _calling_task(original: Callable[..., Any]) -> Callable[..., Any]:
     def _remote(self: Any, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
-        # From a `ray.remote(...)` before our patches a decorated function comes as it is.
-        wanted = boundary.everything or isinstance(self._function, CarriedFunction)
-        if wanted and not is_prepared(self._function) and _is_python(self):
+        if not is_prepared(self._function):
+            # From a `ray.remote(...)` before our patches a decorated function comes as it is.
+            wanted = boundary.everything or isinstance(self._function, CarriedFunction)
+            if not (wanted and _is_python(self)):
+                return original(self, args, kwargs, *rest, **options)
             self = twin(self)
-        if is_prepared(self._function):
-            kwargs = _added(kwargs, policy_for(self._function))
+        if not _in_client_mode():  # the server would check it like any other
+            contexts = payload(policy_for(self._function))
+            if contexts is not None:
+                kwargs = {**(kwargs or {}), HIDDEN: contexts}
         return original(self, args, kwargs, *rest, **options)
 
     return _remote
@@ -122,9 +126,11 @@ def _calling_method(original: Callable[..., Any]) -> Callable[..., Any]:
     def _actor_method_call(
         self: Any, method_name: str, args: Any = None, kwargs: Any = None, **options: Any
     ) -> Any:
-        if is_carried_method(method_name) and MARK in self._ray_method_signatures:
-            (policy,) = self._ray_method_signatures[MARK][:1]
-            kwargs = _added(kwargs, policy.default)
+        carries = self._ray_method_signatures.get(MARK)
+        if carries is not None and is_carried_method(method_name) and not _in_client_mode():
+            contexts = payload(carries[0].default)
+            if contexts is not None:
+                kwargs = {**(kwargs or {}), HIDDEN: contexts}
         return original(self, method_name, args=args, kwargs=kwargs, **options)
 
     return _actor_method_call
@@ -141,7 +147,8 @@ def _added(kwargs: Any, policy: Any) -> Any:
 def _validating(original: Callable[..., Any]) -> Callable[..., Any]:
     def validate_args(signature_parameters: Any, args: Any, kwargs: Any) -> None:
         if HIDDEN in kwargs:
-            kwargs = {name: value for name, value in kwargs.items() if name != HIDDEN}
+            kwargs = kwargs.copy()
+            del kwargs[HIDDEN]
         original(signature_parameters, args, kwargs)
 
     return validate_args

@@ -6,12 +6,14 @@ from contextlib import nullcontext
 from contextvars import Context, ContextVar
 from typing import TYPE_CHECKING, Any
 
+from ctxcarry._active import call_in_place
 from ctxcarry._capture import capture_with
 from ctxcarry._carrier import MISSING
 from ctxcarry._contexts import overlaid
 from ctxcarry._decorate_class import base_of, note_base
 from ctxcarry._default import registry
 from ctxcarry._fill import call_over
+from ctxcarry._reload import loaded
 from ctxcarry._snapshot import Snapshot
 from ctxcarry._states import same_state
 from ctxcarry._step import made_by
@@ -22,7 +24,7 @@ from ctxcarry.boundaries.ray_calls import boundary
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("run_init", "run_method", "run_task")
+__all__ = ("run_init", "run_method", "run_stepped_method", "run_task")
 
 Args = tuple[Any, ...]
 
@@ -32,8 +34,11 @@ _within: ContextVar[int | None] = ContextVar("ctxcarry.ray.within", default=None
 
 def run_task(fn: Callable[..., Any], args: Args, kwargs: dict[str, Any]) -> Any:
     """Run a task in the context of whoever called it."""
-    caller = _caller(kwargs)
-    return fn(*args, **kwargs) if caller is None else caller.run(fn, *args, **kwargs)
+    if not (boundary.decorated or boundary.everything):
+        boundary.serve()  # so that calls which this worker makes carry as well
+    if HIDDEN not in kwargs:
+        return fn(*args, **kwargs)
+    return loaded(kwargs.pop(HIDDEN)).run(fn, *args, **kwargs)
 
 
 def run_method(fn: Callable[..., Any], args: Args, kwargs: dict[str, Any]) -> Any:
@@ -43,16 +48,33 @@ def run_method(fn: Callable[..., Any], args: Args, kwargs: dict[str, Any]) -> An
     What the method itself sets stays set, as without us: it may be there to set
     something up. A method that it calls itself is just called.
     """
+    if not (boundary.decorated or boundary.everything):
+        boundary.serve()
+    instance = args[0]
+    base = base_of(instance)
+    if HIDDEN not in kwargs and (base is None or _within.get() == id(instance)):
+        return fn(*args, **kwargs)
+    caller = loaded(kwargs.pop(HIDDEN)) if HIDDEN in kwargs else None
+    if base is not None:
+        fn, args, kwargs = call_over, (base, fn, args, kwargs), {}
+    token = _within.set(id(instance))
+    try:
+        return fn(*args) if caller is None else call_in_place(caller, fn, args, kwargs)
+    finally:
+        _within.reset(token)
+
+
+def run_stepped_method(fn: Callable[..., Any], args: Args, kwargs: dict[str, Any]) -> Any:
+    """Do so with a coroutine or generator function, at each step of its body."""
+    if not made_by(fn):  # only marked as one
+        return run_method(fn, args, kwargs)
     instance = args[0]
     if _within.get() == id(instance) and HIDDEN not in kwargs:
         return fn(*args, **kwargs)
     caller, base = _caller(kwargs), base_of(instance)
     token = _within.set(id(instance))
     try:
-        if made_by(fn):
-            return _both(caller, base).run(fn, *args, **kwargs)
-        with nullcontext() if caller is None else caller.active():
-            return fn(*args, **kwargs) if base is None else call_over(base, fn, args, kwargs)
+        return _both(caller, base).run(fn, *args, **kwargs)
     finally:
         _within.reset(token)
 
@@ -78,7 +100,7 @@ def _caller(kwargs: dict[str, Any]) -> Snapshot | None:
     """Take the hidden argument out of `kwargs`, and return the snapshot in it."""
     boundary.serve()  # so that calls which this worker makes carry as well
     payload = kwargs.pop(HIDDEN, None)
-    return None if payload is None else Snapshot.loads(payload, trusted=True)
+    return None if payload is None else loaded(payload)
 
 
 def _both(caller: Snapshot | None, base: Snapshot | None) -> Snapshot:
