@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("hypothesis")
+pytest.importorskip("scipy")
 
 from ctxcarry_checkpoint._budget import BudgetError
 from ctxcarry_checkpoint._ops import Action

@@ -1,6 +1,5 @@
 """Several blocks in one budget, against trying each combination."""
 
-import importlib.util
 import itertools
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("hypothesis")
+pytest.importorskip("scipy")
 
 from ctxcarry_checkpoint import _kinds, _solver, _whole
 from ctxcarry_checkpoint._budget import BudgetError
@@ -27,10 +27,6 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 from _graphs import blocks, op
-
-needs_scipy = pytest.mark.skipif(
-    importlib.util.find_spec("scipy") is None, reason="scipy is missing"
-)
 
 
 def cost_of(shares):
@@ -54,7 +50,6 @@ def models(draw):
     return [Block(str(at), tuple(ops)) for at, ops in enumerate(picked)]
 
 
-@needs_scipy
 @settings(max_examples=60, deadline=None)
 @given(models(), st.integers(0, 40))
 def test_no_combination_is_better(model, budget):
@@ -132,7 +127,6 @@ def test_the_working_set():
     assert kind.working(program.choice({1: 2, 3: 1})) == 10
 
 
-@needs_scipy
 @pytest.mark.parametrize("different", [1, 80])
 def test_eighty_blocks(different):
     """Many blocks are no trouble, all the same or each of its own."""
@@ -149,7 +143,6 @@ def test_eighty_blocks(different):
     assert cost_of(shares) <= cost_of(_whole._greedy(kinds, budget))
 
 
-@needs_scipy
 def test_nothing_found_in_time(monkeypatch):
     """Without an answer of the optimizer blocks are upgraded one by one."""
     kinds = kinds_of([Block("a", chain(6)), Block("b", chain(7))])
@@ -158,7 +151,6 @@ def test_nothing_found_in_time(monkeypatch):
     assert allot(kinds, budget) == _whole._greedy(kinds, budget)
 
 
-@needs_scipy
 def test_fractions_of_the_optimizer(monkeypatch):
     """What the optimizer takes for fitting, and is not, is not taken."""
     kinds = kinds_of([Block("a", chain(6)), Block("b", chain(7))])

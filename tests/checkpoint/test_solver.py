@@ -1,6 +1,5 @@
 """The solver against trying each choice."""
 
-import importlib
 import sys
 import warnings
 from itertools import pairwise
@@ -10,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("hypothesis")
+pytest.importorskip("scipy")
 
 from ctxcarry_checkpoint import _solver
 from ctxcarry_checkpoint._budget import BudgetError
@@ -25,9 +25,6 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 from _graphs import best, blocks, op
 
-needs_scipy = pytest.mark.skipif(
-    importlib.util.find_spec("scipy") is None, reason="scipy is missing"
-)
 budgets = st.integers(0, 20)
 
 
@@ -45,7 +42,6 @@ def without_scipy(monkeypatch):
     _solver.optimizer.cache_clear()
 
 
-@needs_scipy
 @settings(max_examples=150, deadline=None)
 @given(blocks(), budgets, st.data())
 def test_nothing_is_better(ops, budget, data):
@@ -61,7 +57,6 @@ def test_nothing_is_better(ops, budget, data):
     assert found[:4] == (choice.reruns, choice.ms, choice.nbytes, 0)
 
 
-@needs_scipy
 @settings(max_examples=60, deadline=None)
 @given(blocks(most=5), budgets, st.floats(0, 2))
 def test_nothing_is_better_with_offloading(ops, budget, factor):
@@ -118,7 +113,6 @@ def test_cutting_down(ops, budget):
         assert program.evaluate(fewer).ms > program.evaluate(trimmed).ms
 
 
-@needs_scipy
 @settings(max_examples=50, deadline=None)
 @given(blocks())
 def test_the_front(ops):
@@ -160,7 +154,6 @@ def test_without_scipy(without_scipy):
         assert solve(ops, 8).actions == {0: Action.SAVE, 1: Action.SAVE}
 
 
-@needs_scipy
 @pytest.mark.parametrize("values", [None, [0, 1, 1, 0]])
 def test_out_of_time(monkeypatch, values):
     """Where the time passes, the best so far is compared with choosing one by one."""
@@ -171,7 +164,6 @@ def test_out_of_time(monkeypatch, values):
     assert choice.actions == {1: Action.SAVE}
 
 
-@needs_scipy
 def test_a_time_limit_that_passes_at_once():
     """Whatever the optimizer had by then, the choice keeps the budget."""
     ops = [op(at, *range(max(at - 3, 0), at), packed=True, nbytes=at % 7 + 1) for at in range(60)]
@@ -180,7 +172,6 @@ def test_a_time_limit_that_passes_at_once():
     assert choice.ms < solve(ops, 0).ms
 
 
-@needs_scipy
 def test_fractions_of_the_optimizer(monkeypatch):
     """What the optimizer takes for fitting, and is not, is cut down."""
     ops = [op(0, packed=True), op(1, 0, packed=True, ms=3)]
