@@ -16,7 +16,7 @@ class Meter:
     """
     Measure one step.
 
-    That is what all blocks hold after their forward, and what the last takes in its backward.
+    That is what all blocks hold after their forward, with what the last takes in its backward.
     What the model has beside the blocks, as its logits, does not count. The statistics of
     CUDA's peak are reset once, where the backward of the last block begins.
 
@@ -29,32 +29,32 @@ class Meter:
         self._first, self._last = names[0], names[-1]
         self._plan = plan
         self._before: int | None = None
-        self._held: int | None = None
-        self._at: int | None = None
-        self._working: int | None = None
+        self._returned = False
+        self._in_last = False
+        self._peak: int | None = None
 
     def begin(self, name: str) -> None:
         """Note that a block is called."""
-        if name == self._first and self._held is None:
+        if name == self._first and not self._returned:
             self._before = torch.cuda.memory_allocated()
 
     def end(self, name: str) -> None:
         """Note that it has returned."""
-        if name == self._last and self._before is not None and self._held is None:
-            self._held = torch.cuda.memory_allocated() - self._before
+        if name == self._last and self._before is not None:
+            self._returned = True
 
     def backward(self, name: str) -> None:
         """Note that a backward has come to a block."""
-        if self._held is None or self._working is not None:
+        if not self._returned or self._peak is not None:
             return
-        if name == self._last and self._at is None:
-            self._at = torch.cuda.memory_allocated()
+        if name == self._last and not self._in_last:
+            self._in_last = True
             torch.cuda.reset_peak_memory_stats()
-        elif name != self._last and self._at is not None:
-            self._working = torch.cuda.max_memory_allocated() - self._at
+        elif name != self._last and self._in_last:
+            self._peak = torch.cuda.max_memory_allocated()
 
     def result(self) -> int | None:
         """Return the bytes at the peak, once they are known."""
-        if self._held is None or self._working is None:
+        if self._before is None or self._peak is None:
             return None
-        return self._held + self._working
+        return self._peak - self._before

@@ -87,11 +87,11 @@ class Recorder:
         _settle(op, func, changed, owners, results, len(fresh))
         if changed - self._owner.keys() or is_collective(func):
             op.effect = True
-        if op.owner is None:
-            for owner in owners:
-                # Only what works in place on one result is undone together with it.
+        for owner in owners:
+            # Else it would have to be called on other memory, for its random numbers only.
+            if op.owner is None or op.random:
                 self.ops[owner].savable = False
-                self.ops[owner].why = f"{op.name} writes to it, among others"
+                self.ops[owner].why = f"{op.name} writes to it"
         if self._cost is not None and not op.view:
             op.ms = self._cost(func, args, kwargs, output)
         for storage in fresh:
@@ -139,7 +139,8 @@ def _settle(
 ) -> None:
     """Say whether the result may be kept, and why not."""
     if changed:
-        if len(owners) == 1 and len(changed) == 1 and returns_first(func) and not fresh:
+        alone = len(owners) == 1 and len(changed) == 1 and not fresh
+        if alone and returns_first(func) and not is_collective(func):
             (op.owner,) = owners
             return
         op.effect = True

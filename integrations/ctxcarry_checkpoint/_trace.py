@@ -95,33 +95,50 @@ class Trace:
             index: Action.SAVE if index in returned else actions.get(index, Action.SAVE)
             for index in found.saved
         }
+        # What autograd holds itself, and no operator of the recompute reads, is not kept twice:
+        # autograd lets go of it as soon as it has been used.
+        read = {self._first(p) for index in found.reruns for p in self.ops[index].parents}
+        self.unread = {
+            index
+            for index, action in self.actions.items()
+            if action is Action.SAVE and index not in read
+        }
         self.roles = [self._role(op) for op in self.ops]
         self.notes = [self._note(op) for op in self.ops]
         saved = {index for index, action in self.actions.items() if action is Action.SAVE}
         self.packs = [(pack.at, pack.owners <= saved, bool(pack.owners)) for pack in packs]
         """Of each pack: after how many operators, whether it stays, whether the block made it."""
         self.skips = any(role in {Role.DEAD, Role.PASS} for role in self.roles)
-        self.groups = {op.owner for op in self.ops if op.owner in self.actions}
+        self.groups = {op.owner for op in self.ops if op.owner in self.actions} - self.unread
         """Those that are kept and written to in place afterwards."""
 
     def _role(self, op: Op) -> Role:
-        first = op.index if op.owner is None else op.owner
+        first = self._first(op.index)
         if op.scalar:
             return Role.KEPT
+        if first in self.unread:
+            if op.index in self.reruns:
+                return Role.RUN
+            return Role.DEAD if op.owner is None else Role.PASS
         if op.owner is not None and first in self.actions:
             return Role.PASS
         if first in self.actions:
             return Role.ADVANCE if op.index in self.reruns else Role.KEPT
         if op.view:
-            there = all(self._is_there(parent) for parent in op.parents)
+            there = all(self._is_there(self._first(parent)) for parent in op.parents)
             return Role.RUN if there else Role.DEAD
         if first in self.reruns:
             return Role.RUN
         return Role.PASS if op.owner is not None else Role.DEAD
 
-    def _is_there(self, parent: int) -> bool:
-        owner = self.ops[parent].owner
-        first = parent if owner is None else owner
+    def _first(self, index: int) -> int:
+        """Return the operator that made the memory that one writes to."""
+        owner = self.ops[index].owner
+        return index if owner is None else owner
+
+    def _is_there(self, first: int) -> bool:
+        if first in self.unread:
+            return first in self.reruns
         return first in self.actions or first in self.reruns or self.ops[first].scalar
 
     def _note(self, op: Op) -> Note:
@@ -129,7 +146,7 @@ class Trace:
         positions, in_kwargs = self.constants[op.index]
         if positions or in_kwargs:
             note |= Note.CONSTANTS
-        if op.scalar or (op.owner is None and op.index in self.actions):
+        if op.scalar or (op.index in self.actions and op.index not in self.unread):
             note |= Note.KEEP
         if self.roles[op.index] is Role.DEAD:
             note |= Note.LAYOUT
