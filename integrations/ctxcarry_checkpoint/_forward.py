@@ -89,6 +89,11 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
         """Let what is compiled within the block run as it is."""
         return True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not for each operator: `ctxcarry_checkpoint._frame` does so around the block."""
+        return False
+
     @property
     def index(self) -> int:
         """Return how many operators have run."""
@@ -107,10 +112,9 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
             note = self._notes[index]
             if note or self._asks:
                 return self._followed(index, note, func, args, kwargs, output)
-            if isinstance(output, torch.Tensor):
-                noted.append((output.shape, output.dtype))
-            else:
-                noted.append(brief(output))
+            noted.append(
+                (output.shape, output.dtype) if type(output) is torch.Tensor else brief(output)
+            )
             return output
         if func in IGNORED:
             return output
@@ -205,7 +209,7 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
         self.trace = trace
         self._length = 0 if trace is None else len(trace.funcs)
         self._expected: list[Any] = [] if trace is None else trace.funcs
-        self._notes: list[Note] = [] if trace is None else trace.notes
+        self._notes: list[int] = [] if trace is None else trace.notes
 
     def _switch(self, func: Any) -> bool:
         assert self.trace is not None
@@ -226,7 +230,7 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
         trace = self.trace
         assert trace is not None
         if (note & _RANDOM and draws_random(func, args, kwargs) != trace.ops[index].random) or (
-            self._decides_otherwise(index, func, args, kwargs, output)
+            self._asks and self._decides_otherwise(index, func, args, kwargs, output)
         ):
             self.leave()
             self._new(func, args, kwargs, output)
@@ -237,13 +241,18 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
                 self.leave()
                 self._new(func, args, kwargs, output)
                 return output
-            given = tuple(args[position] for position in positions)
+            given = tuple([args[position] for position in positions])
             self.constants[index] = given, kwargs if in_kwargs else None
         if note & _KEEP:
             offload = trace.actions.get(index) is Action.OFFLOAD
             settled = index not in trace.groups
             self.kept[index] = Tensors(output, self._hooks, offload=offload, settled=settled)
-        self.noted.append(layout(output) if note & _LAYOUT else brief(output))
+        if note & _LAYOUT:
+            self.noted.append(layout(output))
+        elif type(output) is torch.Tensor:
+            self.noted.append((output.shape, output.dtype))
+        else:
+            self.noted.append(brief(output))
         return output
 
     def _decides_otherwise(
@@ -253,7 +262,7 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
         trace = self.trace
         assert trace is not None
         op = trace.ops[index]
-        if not self._asks or not self._is_asked(op):
+        if not self._is_asked(op):
             return False
         call = Call(func, index, op.nth, args, kwargs, output, op.module, op.regions)
         action = self._policy.decide(call) or Action.RECOMPUTE

@@ -19,7 +19,7 @@ from ctxcarry_checkpoint._forward import Forward
 from ctxcarry_checkpoint._holder import Holder, Inputs
 from ctxcarry_checkpoint._kept import prefetch
 from ctxcarry_checkpoint._placeholder import NeededError, Placeholder
-from ctxcarry_checkpoint._private import default_hooks, keeps_graph
+from ctxcarry_checkpoint._private import default_hooks, detached, keeps_graph, without_dynamo
 from ctxcarry_checkpoint._recompute import Recompute, Record
 from ctxcarry_checkpoint._region import current as current_regions
 from ctxcarry_checkpoint._where import ModuleNames
@@ -95,6 +95,7 @@ class Frame:
         # Of a forward that follows another one the names are known.
         self._names: Any = names if self._mode.trace is None else nullcontext()
 
+    @without_dynamo
     def forward(self) -> Any:
         """Call the block."""
         mode = self._mode
@@ -157,6 +158,7 @@ class Frame:
     def _unpack(holder: Holder) -> torch.Tensor:
         return holder.get()
 
+    @without_dynamo
     def _recompute(self) -> None:
         record = self._record or self._so_far()
         if self._on_recompute is not None:
@@ -213,7 +215,7 @@ class Frame:
             number, packs = packs, packs + 1
             if tensor.grad_fn is not None:
                 # Its own node would keep it, and be kept by it, for good.
-                tensor = tensor.detach()
+                tensor = detached(tensor)
             if number >= len(self._holders):
                 if self._record is None:
                     # In a forward that takes gradients itself, and is not over yet.

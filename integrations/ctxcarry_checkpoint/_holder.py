@@ -8,6 +8,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ctxcarry_checkpoint._kept import version_of
+from ctxcarry_checkpoint._private import detached
 from ctxcarry_checkpoint.errors import CheckpointMutationError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Holder:
         """
         if tensor.grad_fn is not None:
             # Its node may come to hold this, which nothing would ever free.
-            tensor = tensor.detach()
+            tensor = detached(tensor)
         self._made = made
         self._hooks = hooks
         if hooks is not None:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import functools
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch.utils import checkpoint as torch_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import ParamSpec
+
+    P = ParamSpec("P")
+
+T = TypeVar("T")
 
 __all__ = (
     "IGNORED",
     "Hooks",
     "alias",
     "default_hooks",
+    "detached",
     "keeps_graph",
     "lacking",
     "throw_on_data_pointer",
+    "without_dynamo",
 )
 
 IGNORED: frozenset[Any] = frozenset(
@@ -75,6 +84,39 @@ def throw_on_data_pointer(tensor: torch.Tensor) -> None:
     """Have an error raised where anybody asks for the address of the memory of `tensor`."""
     assert _throw is not None
     _throw(tensor)
+
+
+def detached(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same memory without a graph, past all dispatch modes where that is right."""
+    if type(tensor) is not torch.Tensor:
+        return tensor.detach()
+    with torch._C._DisableTorchDispatch():
+        return tensor.detach()
+
+
+def without_dynamo(function: Callable[P, T]) -> Callable[P, T]:
+    """
+    Return a function whose calls no compiler looks into.
+
+    Dispatch modes usually have that around each operator. It matters only on a thread that
+    runs a part of a compiled function which could not be compiled.
+    """
+    apart: Callable[P, T] = torch._disable_dynamo(function)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if _compiles_here():
+            return apart(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _compiles_here() -> bool:
+    if "torch._dynamo" not in sys.modules:
+        return False
+    asked = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
+    return asked is None or asked() is not None
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:

@@ -141,7 +141,7 @@ class Trace:
             return first in self.reruns
         return first in self.actions or first in self.reruns or self.ops[first].scalar
 
-    def _note(self, op: Op) -> Note:
+    def _note(self, op: Op) -> int:
         note = Note(0)
         positions, in_kwargs = self.constants[op.index]
         if positions or in_kwargs:
@@ -152,7 +152,8 @@ class Trace:
             note |= Note.LAYOUT
         if may_be_random(self.funcs[op.index]):
             note |= Note.RANDOM
-        return note
+        # As a plain number: it is looked at for each operator, and a flag answers slowly.
+        return int(note)
 
     def starts_like(self, other: Trace, ops: int, packs: int) -> bool:
         """Say whether both go alike up to an operator, what became of results included."""
