@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
-import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from ctxcarry_checkpoint import checkpoint, policies
-from ctxcarry_kernels.bench._timing import by_turns
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import rivals
 from .model import TINY, Step
+from .turns import processor_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,16 +108,7 @@ def _compare(
     for name, way in ways.items():
         runs[name, "forward"] = lambda way=way: way(x)
         runs[name, "step"] = lambda way=way: way(x).sum().backward()
-
-    def say(number: int) -> None:
-        sys.stderr.write(f"dispatch, {program}: round {number} of {rounds}\n")
-        gc.collect()
-
-    gc.disable()
-    times, failed = by_turns(runs, "cpu", rounds=rounds, span=span, say=say)
-    gc.enable()
-    for error in failed.values():
-        raise error
+    times = processor_ms(runs, f"dispatch, {program}", rounds=rounds, span=span)
     rows = []
     for name in ways:
         row = Overhead(program, name, counted.count)

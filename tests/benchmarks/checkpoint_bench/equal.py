@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +10,10 @@ import torch
 from ctxcarry_checkpoint import SelectiveCheckpoint, checkpoint
 from ctxcarry_checkpoint._planned import Planned
 from ctxcarry_checkpoint._solver import solve
-from ctxcarry_kernels.bench._timing import by_turns
 
 from . import rivals
 from .model import SMALL, TINY, Step
+from .turns import processor_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -84,15 +83,7 @@ def measure_equal(*, tiny: bool, rounds: int, span: int) -> list[Equal]:
         ours_keep[name] = choice.nbytes
         runs[name] = _run(step, model)
         runs[f"ours, {name}"] = _run(step, _with(step, _ours(actions)))
-    times, failed = by_turns(
-        runs,
-        "cpu",
-        rounds=rounds,
-        span=span,
-        say=lambda number: sys.stderr.write(f"equal memory: round {number} of {rounds}\n"),
-    )
-    for error in failed.values():
-        raise error
+    times = processor_ms(runs, "equal memory", rounds=rounds, span=span)
     return [
         _row(size, name, budget, kept, ours_keep[name], times)
         for name, (budget, _, kept) in sorted(pairs.items(), key=lambda item: item[1][0])

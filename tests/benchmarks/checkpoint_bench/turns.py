@@ -1,0 +1,57 @@
+"""How long something takes on one thread of the CPU, whatever else runs on the machine."""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+import sys
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Key = TypeVar("Key")
+
+__all__ = ("processor_ms",)
+
+
+def processor_ms(
+    runs: dict[Key, Callable[[], object]], what: str, *, rounds: int, span: int
+) -> dict[Key, list[float]]:
+    """
+    Return how many milliseconds of the processor a call of each takes, in each round.
+
+    All have short turns, in another order each round. Garbage is collected between rounds, so
+    that nobody pays for another's.
+
+    Args:
+        runs: What to time.
+        what: What to call it on the way.
+        rounds: How often each has its turn.
+        span: For about how many milliseconds a turn repeats a call.
+    """
+    calls = {}
+    for key, run in runs.items():
+        run()
+        calls[key] = max(1, round(span / max(_once(run), 1e-3)))
+    times: dict[Key, list[float]] = {key: [] for key in runs}
+    order = list(runs)
+    shuffled = random.Random(0)  # noqa: S311 - an order
+    gc.disable()
+    for number in range(1, rounds + 1):
+        sys.stderr.write(f"{what}: round {number} of {rounds}\n")
+        shuffled.shuffle(order)
+        for key in order:
+            runs[key]()
+            times[key].append(statistics.median(_once(runs[key]) for _ in range(calls[key])))
+        gc.collect()
+    gc.enable()
+    return times
+
+
+def _once(run: Callable[[], object]) -> float:
+    before = time.process_time()
+    run()
+    return (time.process_time() - before) * 1000
