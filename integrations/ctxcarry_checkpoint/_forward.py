@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from ctxcarry_checkpoint._record import Cost, Pack
 
+    Constants = tuple[tuple[int, ...], tuple[Any, ...], Mapping[str, Any] | None]
+
 __all__ = ("Forward",)
 
 _CONSTANTS, _KEEP, _LAYOUT, _RANDOM = (int(note) for note in Note)
@@ -42,7 +44,8 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
     Attributes:
         funcs: The operators so far.
         noted: Shape and type of each result.
-        constants: By operator: its arguments that are no tensors.
+        constants: By operator: where arguments are no tensors, what they are, and its keyword
+            arguments if those are none.
         kept: By operator: its result.
         values: By operator: a number of what it returned.
         recorder: What records, where nothing is followed from the start.
@@ -66,7 +69,7 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
         self.recorder = Recorder(cost) if self.trace is None else None
         self.funcs: list[Any] = []
         self.noted: list[Any] = []
-        self.constants: dict[int, tuple[tuple[Any, ...], Mapping[str, Any] | None]] = {}
+        self.constants: dict[int, Constants] = {}
         self.kept: dict[int, Tensors] = {}
         self.values: dict[int, list[torch.Tensor | None]] = {}
         self.where: list[tuple[str, ...]] = []
@@ -102,7 +105,8 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
+        if kwargs is None:
+            kwargs = {}
         output = func(*args, **kwargs)
         if self.paused:
             return output
@@ -242,7 +246,7 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
                 self._new(func, args, kwargs, output)
                 return output
             given = tuple([args[position] for position in positions])
-            self.constants[index] = given, kwargs if in_kwargs else None
+            self.constants[index] = positions, given, kwargs if in_kwargs else None
         if note & _KEEP:
             offload = trace.actions.get(index) is Action.OFFLOAD
             settled = index not in trace.groups
@@ -284,7 +288,8 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
         at = constants(args, kwargs)
         self._constant_at.append(at)
         if at[0] or at[1]:
-            self.constants[index] = tuple(args[i] for i in at[0]), kwargs if at[1] else None
+            given = tuple(args[i] for i in at[0])
+            self.constants[index] = at[0], given, kwargs if at[1] else None
         self.funcs.append(func)
         self.noted.append(brief(output))
         self.where.append(calling_lines() if self.recorder is not None else ())

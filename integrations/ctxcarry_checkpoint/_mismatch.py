@@ -50,8 +50,8 @@ def check_constants(
     Raises:
         RecomputeMismatchError: If they differ.
     """
-    positional, named = record.constants[index]
-    given = tuple(each for each in args if not _has_tensors(each))
+    positions, positional, named = record.constants[index]
+    given = tuple(args[position] for position in positions if position < len(args))
     now = kwargs if named is not None else None
     if (given != positional and repr(given) != repr(positional)) or now != named:
         before, after = _arguments(positional, named), _arguments(given, now)
@@ -131,12 +131,6 @@ def _arguments(positional: tuple[Any, ...], named: Mapping[str, Any] | None) -> 
     parts = [repr(each) for each in positional]
     parts += [f"{name}={value!r}" for name, value in (named or {}).items()]
     return f"({', '.join(parts)})"
-
-
-def _has_tensors(given: Any) -> bool:
-    if isinstance(given, torch.Tensor):
-        return True
-    return isinstance(given, (list, tuple)) and any(_has_tensors(each) for each in given)
 
 
 def _brief_of(noted: Any) -> Any:

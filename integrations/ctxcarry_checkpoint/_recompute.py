@@ -19,10 +19,13 @@ from ctxcarry_checkpoint._trace import Role
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ctxcarry_checkpoint._forward import Constants
     from ctxcarry_checkpoint._kept import Tensors
     from ctxcarry_checkpoint._trace import Trace
 
 __all__ = ("Recompute", "Record")
+
+_RUN = Role.RUN
 
 
 @dataclass
@@ -33,7 +36,8 @@ class Record:
     Attributes:
         funcs: Its operators.
         noted: Shape and type of each result, or its layout.
-        constants: By operator: its arguments that are no tensors.
+        constants: By operator: where arguments are no tensors, what they are, and its keyword
+            arguments if those are none.
         kept: By operator: its result.
         where: By operator: the lines that called it, as far as they are known.
         trace: The known forward that it followed, if any.
@@ -42,7 +46,7 @@ class Record:
 
     funcs: Sequence[Any]
     noted: Sequence[Any]
-    constants: Mapping[int, tuple[tuple[Any, ...], Mapping[str, Any] | None]]
+    constants: Mapping[int, Constants]
     kept: dict[int, Tensors]
     where: Sequence[tuple[str, ...]]
     trace: Trace | None
@@ -77,6 +81,10 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignor
         else:
             self._roles = _all(record)
         self._length = len(record.noted)
+        self._funcs = record.funcs
+        self._noted = record.noted
+        self._constants = record.constants
+        self._values = bool(record.values)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -93,49 +101,60 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignor
     ) -> Any:
         if self.stop is not None:
             raise self.stop
-        kwargs = kwargs or {}
+        if kwargs is None:
+            kwargs = {}
         index = self.index
-        record = self.record
-        if index >= self._length or record.funcs[index] is not func:
+        if index >= self._length or self._funcs[index] is not func:
             if func in IGNORED:
                 return Placeholder.like(args[0]) if Placeholder in types else func(*args, **kwargs)
-            raise mismatch.other_operator(record, index, func)
+            raise mismatch.other_operator(self.record, index, func)
         self.index = index + 1
-        if index in record.constants:
-            mismatch.check_constants(record, index, args, kwargs)
+        if index in self._constants:
+            positions, given, named = self._constants[index]
+            now = tuple([args[position] for position in positions if position < len(args)])
+            if now != given or (named is not None and named != kwargs):
+                mismatch.check_constants(self.record, index, args, kwargs)
         role = self._roles[index]
-        if role is Role.RUN:
-            return self._run(index, func, types, args, kwargs)
-        if role is Role.DEAD:
-            self.skipped = True
-            return stand_in(record.noted[index])
-        if role is Role.PASS:
-            return args[0]
-        if role is Role.ADVANCE:
-            self._run(index, func, types, args, kwargs)
-        try:
-            return record.kept[index].get()
-        except LostError:
-            # Written to outside of the block: make it again, from what is there.
-            if role is Role.ADVANCE:
-                raise NeededError from None
-            return self._run(index, func, types, args, kwargs)
-
-    def _run(
-        self, index: int, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:
-        if Placeholder in types:
+        if role is not _RUN:
+            return self._not_run(role, index, func, types, args, kwargs)
+        if types and Placeholder in types:
             msg = f"{func} reads a result that a recompute has left out"
             raise NeededError(msg)
         output = func(*args, **kwargs)
-        noted = self.record.noted[index]
+        noted = self._noted[index]
         found = (output.shape, output.dtype) if type(output) is torch.Tensor else brief(output)
         if noted != found:
             mismatch.check_result(self.record, index, output)
-        if index in self.record.values:
+        if self._values:
             values = [fingerprint(tensor) for tensor in mismatch.tensors(output)]
             mismatch.check_values(self.record, index, values)
         return output
+
+    def _not_run(
+        self,
+        role: Role,
+        index: int,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        if role is Role.DEAD:
+            self.skipped = True
+            return stand_in(self._noted[index])
+        if role is Role.PASS:
+            return args[0]
+        if role is Role.ADVANCE:
+            if Placeholder in types:
+                raise NeededError
+            func(*args, **kwargs)
+        try:
+            return self.record.kept[index].get()
+        except LostError:
+            # Written to outside of the block: make it again, from what is there.
+            if role is Role.ADVANCE or Placeholder in types:
+                raise NeededError from None
+            return func(*args, **kwargs)
 
 
 def _all(record: Record) -> list[Role]:
