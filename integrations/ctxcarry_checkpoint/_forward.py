@@ -13,7 +13,7 @@ from ctxcarry_checkpoint._ops import Action, Call
 from ctxcarry_checkpoint._private import IGNORED, Hooks
 from ctxcarry_checkpoint._record import Recorder, storages
 from ctxcarry_checkpoint._results import brief, layout
-from ctxcarry_checkpoint._schema import draws_random, written
+from ctxcarry_checkpoint._schema import draws_random, leaves_unset, written
 from ctxcarry_checkpoint._trace import Note, Site, Trace, constants
 from ctxcarry_checkpoint._where import calling_lines
 
@@ -148,7 +148,7 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
             pack = self.recorder.pack(tensor)
             return self._stays(pack), bool(pack.owners)
         # Of what a forward that was not recorded holds, only parameters are sure to stay.
-        stays = tensor.is_leaf and tensor.requires_grad
+        stays = isinstance(tensor, torch.nn.Parameter)
         return stays, not stays
 
     def leave(self) -> None:
@@ -301,7 +301,8 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
             if action is not Action.RECOMPUTE:
                 self._actions[index] = action
                 self._keep(index, output, action)
-        if self._debug:
+        owner = func if op.owner is None else self.funcs[op.owner]
+        if self._debug and not op.view and not leaves_unset(owner):
             self.values[index] = [fingerprint(t) for t in _tensors(output)]
 
     def _keep(self, index: int, output: Any, action: Action) -> None:

@@ -213,8 +213,9 @@ class Frame:
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal packs
             number, packs = packs, packs + 1
-            if tensor.grad_fn is not None:
-                # Its own node would keep it, and be kept by it, for good.
+            if tensor.requires_grad:
+                # Its own node would keep it, and be kept by it, for good. Not asked for that
+                # node: where a view was written to, autograd then calls views again.
                 tensor = detached(tensor)
             if number >= len(self._holders):
                 if self._record is None:

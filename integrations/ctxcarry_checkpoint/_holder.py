@@ -47,7 +47,7 @@ class Holder:
             hooks: The hooks around the checkpoint, which would see it without one.
             made: Whether the block made it, so that it can be made again.
         """
-        if tensor.grad_fn is not None:
+        if tensor.requires_grad:
             # Its node may come to hold this, which nothing would ever free.
             tensor = detached(tensor)
         self._made = made

@@ -10,9 +10,12 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ("draws_random", "is_collective", "may_be_random", "returns_first", "written")
+__all__ = ("draws_random", "is_collective", "leaves_unset", "may_be_random", "returns_first", "written")
 
 _COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "symm_mem"})
+_UNSET = frozenset(
+    {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+)
 _PROBABILITIES = frozenset({"dropout_p", "p"})
 
 
@@ -20,6 +23,12 @@ _PROBABILITIES = frozenset({"dropout_p", "p"})
 def is_collective(func: Any) -> bool:
     """Say whether all ranks of a group have to call it."""
     return getattr(func, "namespace", None) in _COLLECTIVES
+
+
+@functools.cache
+def leaves_unset(func: Any) -> bool:
+    """Say whether a call returns memory that nobody has written to."""
+    return getattr(func, "namespace", None) == "aten" and func._opname in _UNSET
 
 
 @functools.cache
