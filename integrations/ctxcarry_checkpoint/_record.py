@@ -87,6 +87,9 @@ class Recorder:
         _settle(op, func, changed, owners, results, len(fresh))
         if changed - self._owner.keys() or is_collective(func):
             op.effect = True
+        if op.owner is not None and targets[0]._is_view():
+            # Autograd calls the views of a stand-in again where one was written to.
+            self.ops[op.owner].effect = True
         for owner in owners:
             # Else it would have to be called on other memory, for its random numbers only.
             if op.owner is None or op.random:
