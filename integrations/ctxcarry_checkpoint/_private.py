@@ -101,7 +101,7 @@ def without_dynamo(function: Callable[P, T]) -> Callable[P, T]:
     Dispatch modes usually have that around each operator. It matters only on a thread that
     runs a part of a compiled function which could not be compiled.
     """
-    apart: Callable[P, T] = torch._disable_dynamo(function)
+    apart: Callable[P, T] = torch._disable_dynamo(function)  # type: ignore[attr-defined,unused-ignore]
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

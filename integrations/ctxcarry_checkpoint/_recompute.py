@@ -96,7 +96,7 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignor
         """Not for each operator: `ctxcarry_checkpoint._frame` does so around the block."""
         return False
 
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # noqa: C901 - a frame less for each operator
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if self.stop is not None:

@@ -10,7 +10,14 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ("draws_random", "is_collective", "leaves_unset", "may_be_random", "returns_first", "written")
+__all__ = (
+    "draws_random",
+    "is_collective",
+    "leaves_unset",
+    "may_be_random",
+    "returns_first",
+    "written",
+)
 
 _COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "symm_mem"})
 _UNSET = frozenset(

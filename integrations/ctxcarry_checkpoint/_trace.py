@@ -116,20 +116,16 @@ class Trace:
         first = self._first(op.index)
         if op.scalar:
             return Role.KEPT
-        if first in self.unread:
-            if op.index in self.reruns:
-                return Role.RUN
-            return Role.DEAD if op.owner is None else Role.PASS
-        if op.owner is not None and first in self.actions:
-            return Role.PASS
-        if first in self.actions:
-            return Role.ADVANCE if op.index in self.reruns else Role.KEPT
         if op.view:
             there = all(self._is_there(self._first(parent)) for parent in op.parents)
             return Role.RUN if there else Role.DEAD
-        if first in self.reruns:
-            return Role.RUN
-        return Role.PASS if op.owner is not None else Role.DEAD
+        again = op.index in self.reruns
+        if first not in self.actions or first in self.unread:
+            role = Role.RUN if again else Role.DEAD
+        else:
+            role = Role.ADVANCE if again else Role.KEPT
+        # What works in place on memory that is left out, or is kept in its last state.
+        return Role.PASS if op.owner is not None and role is not Role.RUN else role
 
     def _first(self, index: int) -> int:
         """Return the operator that made the memory that one writes to."""
