@@ -22,6 +22,7 @@ from ctxcarry_checkpoint._placeholder import NeededError, Placeholder
 from ctxcarry_checkpoint._private import default_hooks, detached, keeps_graph, without_dynamo
 from ctxcarry_checkpoint._recompute import Recompute, Record
 from ctxcarry_checkpoint._region import current as current_regions
+from ctxcarry_checkpoint._trace import Site
 from ctxcarry_checkpoint._where import ModuleNames
 from ctxcarry_checkpoint.errors import RecomputeMismatchError
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ctxcarry_checkpoint._record import Cost
-    from ctxcarry_checkpoint._trace import Site
 
 __all__ = ("Frame",)
 
@@ -72,10 +72,17 @@ class Frame:
         on_recompute: Callable[[], object] | None = None,
     ) -> None:
         self._fn = fn
-        self._site = site
         self._early_stop = early_stop
         self._on_recompute = on_recompute
         self._hooks = default_hooks()
+        self._holds_others = False
+        if self._hooks is not None:
+            # A checkpoint around this one counts what is packed. So the same is packed each
+            # time: by a forward that is recorded, and follows none.
+            site = Site()
+            around = getattr(self._hooks.pack, "__self__", None)
+            if isinstance(around, Frame):
+                around._holds_others = True
         self._inputs = Inputs(args, kwargs, self._hooks)
         self._ambient = Ambient(args, preserve_rng_state=preserve_rng_state)
         self._snapshot = capture_forward()
@@ -164,7 +171,10 @@ class Frame:
         if self._on_recompute is not None:
             self._on_recompute()
         prefetch(record.kept)
-        skip = record.trace is not None and record.trace.skips and self._record is not None
+        trace = record.trace
+        # A checkpoint within would record what was left out otherwise than in the forward.
+        whole = trace is None or self._record is None or self._holds_others
+        skip = not whole and trace is not None and trace.skips
         try:
             made = self._again(record, skip=skip)
         except NeededError:
@@ -173,8 +183,8 @@ class Frame:
             made = False
         if not made:
             # What was left out is needed after all: by a kernel that torch does not see, say.
-            assert record.trace is not None
-            record.trace.skips = False
+            assert trace is not None
+            trace.skips = False
             self._again(record, skip=False)
         if self._record is not None and not keeps_graph():
             # Nobody comes again: what the backward needs is with its nodes now.

@@ -48,15 +48,28 @@ class _Held:
 class _Packed:
     """One tensor that the saved-tensor hooks around the checkpoint have packed."""
 
-    __slots__ = ("hooks", "packed")
+    __slots__ = ("hooks", "packed", "ready")
 
     def __init__(self, tensor: torch.Tensor, hooks: Hooks) -> None:
         self.hooks = hooks
         self.packed = hooks.pack(alias(tensor))
+        self.ready: torch.Tensor | None = None
+
+    def prefetch(self) -> None:
+        """
+        Unpack it.
+
+        Not where it is asked for, which is below autograd: a hook may run what autograd has to
+        see, as a checkpoint around this one does.
+        """
+        self.ready = self.hooks.unpack(self.packed)
 
     def get(self) -> torch.Tensor:
         """Return it."""
-        return self.hooks.unpack(self.packed).detach()
+        ready = self.ready
+        assert ready is not None
+        self.ready = None
+        return ready.detach()
 
 
 class Tensors:
@@ -112,8 +125,8 @@ class Tensors:
         return found
 
     def prefetch(self) -> None:
-        """Begin to bring back what is in the memory of the CPU."""
-        _mapped(lambda held: held.prefetch(), self._tree, leaf=Offloaded)
+        """Begin to bring back what is in the memory of the CPU, and what hooks have packed."""
+        _mapped(lambda held: held.prefetch(), self._tree, leaf=(Offloaded, _Packed))
 
     def _put(self, tensor: torch.Tensor) -> Any:
         if self._offload and tensor.device.type != "cpu":
@@ -122,7 +135,7 @@ class Tensors:
 
 
 def prefetch(kept: dict[int, Tensors]) -> None:
-    """Begin to bring back all that is in the memory of the CPU, in the order of its use."""
+    """Begin to bring back all that is not where it was made, in the order of its use."""
     for index in sorted(kept):
         kept[index].prefetch()
 

@@ -88,7 +88,7 @@ def _closure(
 
 
 def _is_root(op: Op, kept: set[int]) -> bool:
-    if op.view or op.scalar or op.owner is not None or op.index in kept:
+    if op.view or op.scalar or op.once or op.owner is not None or op.index in kept:
         return False
     return op.packed or op.effect
 

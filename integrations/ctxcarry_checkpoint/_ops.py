@@ -75,6 +75,8 @@ class Op:
         random: Whether it draws random numbers.
         effect: Whether it does more than return a result: a collective, or a change of memory
             from outside the block. It is never left out of a recompute unless it is saved.
+        once: Whether it changes memory from outside that the block does not read afterwards, as
+            a counter. It is never called again.
         factory: Whether it makes its result from no tensor at all; never saved.
         scalar: Whether it returns no tensor, as ``item()`` does; always saved, for 0 bytes.
         savable: Whether its result may be kept at all.
@@ -94,6 +96,7 @@ class Op:
     owner: int | None = None
     random: bool = False
     effect: bool = False
+    once: bool = False
     factory: bool = False
     scalar: bool = False
     savable: bool = True

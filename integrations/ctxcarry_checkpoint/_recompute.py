@@ -14,6 +14,7 @@ from ctxcarry_checkpoint._kept import LostError
 from ctxcarry_checkpoint._placeholder import NeededError, Placeholder
 from ctxcarry_checkpoint._private import IGNORED
 from ctxcarry_checkpoint._results import brief, stand_in
+from ctxcarry_checkpoint._schema import has_statistics, without_statistics
 from ctxcarry_checkpoint._trace import Role
 
 if TYPE_CHECKING:
@@ -144,6 +145,10 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignor
             return stand_in(self._noted[index])
         if role is Role.PASS:
             return args[0]
+        if role is Role.APART:
+            if Placeholder in types:
+                raise NeededError
+            return func(*without_statistics(args), **kwargs)
         if role is Role.ADVANCE:
             if Placeholder in types:
                 raise NeededError
@@ -164,12 +169,20 @@ def _all(record: Record) -> list[Role]:
     if trace is not None:
         # Kept after it was written to; what reads it before would see the last state.
         kept -= trace.groups
-    roles = [Role.KEPT if i in kept else Role.RUN for i in range(len(record.noted))]
+    roles = [_whole(record, i, kept) for i in range(len(record.noted))]
     drawn = [i for i, role in enumerate(roles) if role is Role.RUN and _is_random(record, i)]
     for index in range(max(drawn, default=0)):
         if roles[index] is Role.KEPT and _is_random(record, index):
             roles[index] = Role.ADVANCE
     return roles
+
+
+def _whole(record: Record, index: int, kept: set[int]) -> Role:
+    if index in kept:
+        return Role.KEPT
+    if record.trace is not None and record.trace.ops[index].once:
+        return Role.PASS
+    return Role.APART if has_statistics(record.funcs[index]) else Role.RUN
 
 
 def _is_random(record: Record, index: int) -> bool:

@@ -55,6 +55,7 @@ class Recorder:
         # A weak reference keeps the address of a storage from being used again.
         self._owner: dict[int, tuple[int, StorageWeakRef]] = {}
         self._writer: dict[int, int] = {}
+        self._outside: dict[int, tuple[int, StorageWeakRef]] = {}
 
     def add(
         self,
@@ -95,6 +96,7 @@ class Recorder:
             if op.owner is None or op.random:
                 self.ops[owner].savable = False
                 self.ops[owner].why = f"{op.name} writes to it"
+        self._note_outside(op, func, targets, read)
         if self._cost is not None and not op.view:
             op.ms = self._cost(func, args, kwargs, output)
         for storage in fresh:
@@ -106,9 +108,26 @@ class Recorder:
         self.ops.append(op)
         return op
 
+    def _note_outside(
+        self, op: Op, func: Any, targets: list[torch.Tensor], read: set[int]
+    ) -> None:
+        """See to what is written to outside of the block: again only if the block reads it."""
+        for key in read & self._outside.keys():
+            self.ops[self._outside[key][0]].once = False
+        if len(targets) != 1 or not returns_first(func) or is_collective(func):
+            return
+        for key, storage in storages(targets[0]).items():
+            if key not in self._owner:
+                op.once = True
+                weak = StorageWeakRef(storage)  # type: ignore[no-untyped-call,unused-ignore]
+                self._outside[key] = op.index, weak
+
     def pack(self, tensor: torch.Tensor) -> Pack:
         """Record that autograd keeps a tensor."""
-        keys = [key for key in storages(tensor) if key in self._owner]
+        read = storages(tensor)
+        for key in read.keys() & self._outside.keys():
+            self.ops[self._outside[key][0]].once = False
+        keys = [key for key in read if key in self._owner]
         owners = frozenset(self._owner[key][0] for key in keys)
         found = Pack(len(self.ops), owners, frozenset(self._writer[key] for key in keys))
         self.packs.append(found)

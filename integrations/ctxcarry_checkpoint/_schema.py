@@ -12,10 +12,12 @@ if TYPE_CHECKING:
 
 __all__ = (
     "draws_random",
+    "has_statistics",
     "is_collective",
     "leaves_unset",
     "may_be_random",
     "returns_first",
+    "without_statistics",
     "written",
 )
 
@@ -23,6 +25,16 @@ _COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d
 _UNSET = frozenset(
     {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 )
+_NORMS = frozenset(
+    {
+        "_batch_norm_with_update",
+        "_native_batch_norm_legit",
+        "cudnn_batch_norm",
+        "miopen_batch_norm",
+        "native_batch_norm",
+    }
+)
+_STATISTICS = (3, 4)
 _PROBABILITIES = frozenset({"dropout_p", "p"})
 
 
@@ -36,6 +48,20 @@ def is_collective(func: Any) -> bool:
 def leaves_unset(func: Any) -> bool:
     """Say whether a call returns memory that nobody has written to."""
     return getattr(func, "namespace", None) == "aten" and func._opname in _UNSET
+
+
+@functools.cache
+def has_statistics(func: Any) -> bool:
+    """Say whether a call changes two of its arguments, though its schema does not say so."""
+    return getattr(func, "namespace", None) == "aten" and func._opname in _NORMS
+
+
+def without_statistics(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments of a norm with copies of its running mean and variance."""
+    return tuple(
+        given.clone() if place in _STATISTICS and isinstance(given, torch.Tensor) else given
+        for place, given in enumerate(args)
+    )
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import torch
 
 from ctxcarry_checkpoint._liveness import live
 from ctxcarry_checkpoint._ops import Action
-from ctxcarry_checkpoint._schema import may_be_random
+from ctxcarry_checkpoint._schema import has_statistics, may_be_random
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +31,7 @@ class Role(enum.IntEnum):
         ADVANCE: Call it for its random numbers, and return what the forward kept.
         PASS: It works in place on what the forward kept, or on what is left out: return that.
         DEAD: Leave it out.
+        APART: Call it with copies of the statistics that it would update once more.
     """
 
     RUN = 0
@@ -38,6 +39,7 @@ class Role(enum.IntEnum):
     ADVANCE = 2
     PASS = 3
     DEAD = 4
+    APART = 5
 
 
 class Note(enum.IntFlag):
@@ -119,7 +121,11 @@ class Trace:
         if op.view:
             there = all(self._is_there(self._first(parent)) for parent in op.parents)
             return Role.RUN if there else Role.DEAD
+        if op.once:
+            return Role.PASS
         again = op.index in self.reruns
+        if again and has_statistics(self.funcs[op.index]):
+            return Role.APART
         if first not in self.actions or first in self.unread:
             role = Role.RUN if again else Role.DEAD
         else:
