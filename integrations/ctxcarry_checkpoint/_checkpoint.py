@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
     T = TypeVar("T")
 
-__all__ = ("RECOMPUTE", "checkpoint", "run_block", "same_policy", "warn_unmatched")
+__all__ = ("RECOMPUTE", "checkpoint", "kind_of", "run_block", "same_policy", "warn_unmatched")
 
 _sites: WeakKeyDictionary[Any, dict[Any, Site]] = WeakKeyDictionary()
 _lock = Lock()
@@ -187,8 +187,19 @@ def _known(given: Any) -> Policy:
 
 def _site(fn: Any, policy: Policy) -> Site:
     """Return what is known of a function and a policy; of a module, of all of its class."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
     owner = getattr(fn, "__self__", fn)
-    key = type(owner) if isinstance(owner, torch.nn.Module) else getattr(fn, "__code__", type(fn))
+    key = (
+        kind_of(owner) if isinstance(owner, torch.nn.Module) else getattr(fn, "__code__", type(fn))
+    )
     with _lock:
         of_policy = _sites.setdefault(policy, {})
         return of_policy.setdefault(key, Site())
+
+
+def kind_of(module: torch.nn.Module) -> Any:
+    """Return the class of a module, with those of its members if it only puts them together."""
+    if isinstance(module, torch.nn.Sequential):
+        return type(module), *map(kind_of, module)
+    return type(module)

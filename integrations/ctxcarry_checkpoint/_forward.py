@@ -114,6 +114,13 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
         index = len(noted)
         if index < self._length and self._expected[index] is func:
             note = self._notes[index]
+            if note == _CONSTANTS and not self._asks:
+                # The most frequent of all notes, and a frame less.
+                positions, in_kwargs = self._constants_at[index]
+                if not positions or positions[-1] < len(args):
+                    given = tuple([args[position] for position in positions])
+                    self.constants[index] = positions, given, kwargs if in_kwargs else None
+                    note = 0
             if note or self._asks:
                 return self._followed(index, note, func, args, kwargs, output)
             noted.append(
@@ -214,6 +221,7 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
         self._length = 0 if trace is None else len(trace.funcs)
         self._expected: list[Any] = [] if trace is None else trace.funcs
         self._notes: list[int] = [] if trace is None else trace.notes
+        self._constants_at = [] if trace is None else trace.constants
 
     def _switch(self, func: Any) -> bool:
         assert self.trace is not None

@@ -29,6 +29,7 @@ from ctxcarry_checkpoint.errors import RecomputeMismatchError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ctxcarry_checkpoint._ops import Op
     from ctxcarry_checkpoint._record import Cost
 
 __all__ = ("Frame",)
@@ -76,6 +77,7 @@ class Frame:
         self._on_recompute = on_recompute
         self._hooks = default_hooks()
         self._holds_others = False
+        self._unused = True
         if self._hooks is not None:
             # A checkpoint around this one counts what is packed. So the same is packed each
             # time: by a forward that is recorded, and follows none.
@@ -137,6 +139,11 @@ class Frame:
                 holder.value = None
         return value
 
+    def used(self) -> None:
+        """Note that a tensor is asked for: in the forward, the block takes gradients itself."""
+        if self._record is None:
+            self._unused = False
+
     def kept(self) -> dict[int, Any]:
         """Return what was kept, by operator."""
         return self._mode.kept
@@ -146,7 +153,12 @@ class Frame:
         trace = mode.trace
         funcs = mode.funcs if trace is None else trace.funcs
         where = mode.where if trace is None else trace.where
-        return Record(funcs, mode.noted, mode.constants, mode.kept, where, trace, mode.values)
+        ops: list[Op] = []
+        if trace is not None:
+            ops = trace.ops
+        elif mode.recorder is not None:
+            ops = mode.recorder.ops
+        return Record(funcs, mode.noted, mode.constants, mode.kept, where, ops, trace, mode.values)
 
     def _pack(self, tensor: torch.Tensor) -> Holder:
         mode = self._mode
@@ -203,7 +215,9 @@ class Frame:
             if mode.skipped:
                 # Whether it differs is known only with all that the forward had.
                 return False
-            error.args = (f"{error}\n{explained(self._snapshot)}",)
+            if error.context is None:
+                # The innermost of several checkpoints knows best.
+                error.context = explained(self._snapshot)
             raise
         except Exception:
             if mode.skipped:
@@ -222,38 +236,51 @@ class Frame:
 
     def _run(self, mode: Recompute, wanted: set[int]) -> None:
         packs = 0
+        holders = self._holders
+        early_stop = self._early_stop
+        known = self._record is not None
+        unused = self._unused
 
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
+        def pack(tensor: torch.Tensor) -> torch.Tensor | None:
             nonlocal packs
             number, packs = packs, packs + 1
-            if tensor.requires_grad:
-                # Its own node would keep it, and be kept by it, for good. Not asked for that
-                # node: where a view was written to, autograd then calls views again.
-                tensor = detached(tensor)
-            if number >= len(self._holders):
-                if self._record is None:
-                    # In a forward that takes gradients itself, and is not over yet.
-                    return tensor
-                mode.stop = mismatch.more(mode.record, mode.index, len(self._holders))
-                return tensor
-            holder = self._holders[number]()
+            holder = holders[number]() if number < len(holders) else None
             if holder is not None and id(holder) in wanted:
                 if type(tensor) is Placeholder:
                     mode.stop = NeededError("autograd keeps a result that was left out")
-                    return tensor
+                    return None
+                if tensor.requires_grad:
+                    # Not asked for its node: where a view was written to, autograd then calls
+                    # views again.
+                    tensor = detached(tensor)
                 holder.fill(tensor)
                 wanted.discard(id(holder))
-                if not wanted and self._early_stop:
+                if not wanted and early_stop:
                     mode.stop = _Done()
-            return tensor
+                return tensor
+            if number >= len(holders) and known:
+                mode.stop = mismatch.more(mode.record, mode.index, len(holders))
+            if unused:
+                # The graph of a recompute only exists so that this is called.
+                return None
+            # Its own node would keep it, and be kept by it, for good.
+            return detached(tensor) if tensor.requires_grad else tensor
 
         args, kwargs = self._inputs.again()
         with (
             self._ambient.again(),
             torch.enable_grad(),
-            saved_tensors_hooks(pack, lambda tensor: tensor),
+            saved_tensors_hooks(pack, _unpacked),
             mode,
         ):
             self._fn(*args, **kwargs)
         if mode.stop is not None:
             raise mode.stop
+
+
+def _unpacked(tensor: torch.Tensor | None) -> torch.Tensor:
+    """Return what a recompute has packed, for a gradient that the block takes within it."""
+    if tensor is None:
+        msg = "the block takes gradients in its recompute, and took none in its forward"
+        raise RecomputeMismatchError(msg)
+    return tensor

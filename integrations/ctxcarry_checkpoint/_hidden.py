@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
 __all__ = ("Watch", "fingerprint")
 
+_PIECE = 1 << 24
+_FACTOR = 0x9E3779B1
+"""Odd, so that no place counts nothing; sums wrap around."""
+
 
 def fingerprint(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a number of the bits of a tensor, or None if it has none that can be read."""
@@ -26,7 +30,17 @@ def fingerprint(tensor: torch.Tensor) -> torch.Tensor | None:
         flat = flat.view(torch.uint8)
         rest = flat.numel() % 4
         whole = flat[: flat.numel() - rest].view(torch.int32)
-        return whole.sum(dtype=torch.int64) + flat[flat.numel() - rest :].sum(dtype=torch.int64)
+        return _weighed(whole) + _weighed(flat[flat.numel() - rest :])
+
+
+def _weighed(words: torch.Tensor) -> torch.Tensor:
+    """Return a sum in which each place counts otherwise, so that an exchange shows as well."""
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for start in range(0, words.numel(), _PIECE):
+        piece = words[start : start + _PIECE]
+        places = torch.arange(start, start + piece.numel(), device=words.device)
+        total = total * _FACTOR + (piece * ((2 * places + 1) * _FACTOR)).sum()
+    return total
 
 
 class Watch:

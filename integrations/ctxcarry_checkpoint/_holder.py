@@ -72,6 +72,7 @@ class Holder:
             CheckpointMutationError: If it is from outside of the block and was changed.
         """
         value = self.value
+        self._frame.used()
         if value is not None and self._hooks is not None:
             tensor: torch.Tensor = self._hooks.unpack(value)
             return tensor

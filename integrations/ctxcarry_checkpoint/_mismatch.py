@@ -122,8 +122,7 @@ def _error(record: Record, index: int, text: str) -> RecomputeMismatchError:
 
 
 def _operator(record: Record, index: int) -> str:
-    trace = record.trace
-    module = trace.ops[index].module if trace is not None else ""
+    module = record.ops[index].module if index < len(record.ops) else ""
     return f"{record.funcs[index]}" + (f" in module {module!r}" if module else "")
 
 

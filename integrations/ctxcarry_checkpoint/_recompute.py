@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ctxcarry_checkpoint._forward import Constants
     from ctxcarry_checkpoint._kept import Tensors
+    from ctxcarry_checkpoint._ops import Op
     from ctxcarry_checkpoint._trace import Trace
 
 __all__ = ("Recompute", "Record")
@@ -41,6 +42,7 @@ class Record:
             arguments if those are none.
         kept: By operator: its result.
         where: By operator: the lines that called it, as far as they are known.
+        ops: Its operators as they are known, for messages.
         trace: The known forward that it followed, if any.
         values: By operator: a number of what it returned, where that was asked for.
     """
@@ -50,6 +52,7 @@ class Record:
     constants: Mapping[int, Constants]
     kept: dict[int, Tensors]
     where: Sequence[tuple[str, ...]]
+    ops: Sequence[Op]
     trace: Trace | None
     values: dict[int, list[torch.Tensor | None]] = field(default_factory=dict)
 
@@ -110,8 +113,9 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignor
                 return Placeholder.like(args[0]) if Placeholder in types else func(*args, **kwargs)
             raise mismatch.other_operator(self.record, index, func)
         self.index = index + 1
-        if index in self._constants:
-            positions, given, named = self._constants[index]
+        constants = self._constants.get(index)
+        if constants is not None:
+            positions, given, named = constants
             now = tuple([args[position] for position in positions if position < len(args)])
             if now != given or (named is not None and named != kwargs):
                 mismatch.check_constants(self.record, index, args, kwargs)

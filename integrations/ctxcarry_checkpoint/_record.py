@@ -108,9 +108,7 @@ class Recorder:
         self.ops.append(op)
         return op
 
-    def _note_outside(
-        self, op: Op, func: Any, targets: list[torch.Tensor], read: set[int]
-    ) -> None:
+    def _note_outside(self, op: Op, func: Any, targets: list[torch.Tensor], read: set[int]) -> None:
         """See to what is written to outside of the block: again only if the block reads it."""
         for key in read & self._outside.keys():
             self.ops[self._outside[key][0]].once = False
@@ -161,7 +159,13 @@ def _settle(
 ) -> None:
     """Say whether the result may be kept, and why not."""
     if changed:
-        alone = len(owners) == 1 and len(changed) == 1 and not fresh
+        # What has other memory afterwards is not the same tensor any more.
+        alone = (
+            getattr(func, "_opname", "") != "set_"
+            and len(owners) == 1
+            and len(changed) == 1
+            and not fresh
+        )
         if alone and returns_first(func) and not is_collective(func):
             (op.owner,) = owners
             return

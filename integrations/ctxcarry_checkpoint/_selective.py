@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ctxcarry_checkpoint._block_forward import is_on, put_on, take_off
 from ctxcarry_checkpoint._blocks import find_blocks
 from ctxcarry_checkpoint._budget import check_budget
-from ctxcarry_checkpoint._checkpoint import run_block, same_policy
+from ctxcarry_checkpoint._checkpoint import kind_of, run_block, same_policy
 from ctxcarry_checkpoint._fake import run_fake
 from ctxcarry_checkpoint._planned import Planner
 from ctxcarry_checkpoint._trace import Site
@@ -235,7 +235,7 @@ class SelectiveCheckpoint:
 
     def _site(self, module: nn.Module, policy: Policy) -> Site:
         """Return what is known of a block: the same for all of a class with one policy."""
-        key = type(module), policy
+        key = kind_of(module), policy
         with self._lock:
             return self._sites.setdefault(key, Site())
 

@@ -219,7 +219,7 @@ def constants(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[i
 
 
 def has_tensors(given: Any) -> bool:
-    """Say whether it is a tensor, or a list with one."""
-    if isinstance(given, torch.Tensor):
+    """Say whether it is a tensor or memory of one, or a list with one."""
+    if isinstance(given, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)):
         return True
     return isinstance(given, (list, tuple)) and any(has_tensors(each) for each in given)

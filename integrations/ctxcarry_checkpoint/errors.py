@@ -15,7 +15,16 @@ class RecomputeMismatchError(CtxCarryError, CheckpointError):
 
     Its gradients would be wrong. The message names the first operator that differs,
     where the forward called it, and which context differs.
+
+    Attributes:
+        context: Which carried contexts differ, in words.
     """
+
+    context: str | None = None
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return message if self.context is None else f"{message}\n{self.context}"
 
 
 class CheckpointMutationError(CtxCarryError, CheckpointError):

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from ctxcarry_checkpoint import checkpoint as our_checkpoint
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
@@ -96,3 +97,18 @@ def test_cure_leaves_the_rest_of_the_backward_alone(arguments):
         y.register_hook(lambda grad: seen.append(_get_current_function_mode_stack()))
         y.sum().backward()
     assert [[]] == seen
+
+
+@pytest.mark.parametrize("in_scope", [True, False])
+def test_cure_of_our_checkpoint(in_scope):
+    """Our own checkpoint carries them by itself."""
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(3):
+        with Count() as mode:
+            y = our_checkpoint(lambda t: t.sin().cos(), x).sum()
+            if in_scope:
+                y.backward()
+        if not in_scope:
+            y.backward()
+        assert 2 == mode.count
+    assert [] == _get_current_function_mode_stack()

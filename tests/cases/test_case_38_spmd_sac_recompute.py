@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 spmd = pytest.importorskip("spmd_types")
 
 import torch.distributed as dist  # noqa: E402
+from ctxcarry_checkpoint import checkpoint as our_checkpoint  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.utils.checkpoint import (  # noqa: E402
     checkpoint,
@@ -37,7 +38,7 @@ def mesh():
         dist.destroy_process_group()
 
 
-def gradient(mesh, **arguments):
+def gradient(mesh, checkpoint=checkpoint, **arguments):
     """Return the gradient through a block whose mesh covers the forward only."""
     weight = torch.ones(3, 3, requires_grad=True)
 
@@ -95,3 +96,12 @@ def test_cure_installed(mesh, arguments):
         ctxcarry.uninstall("autograd")
     with pytest.raises(spmd.SpmdTypeError, match=NO_MESH):
         gradient(mesh, **arguments)
+
+
+@pytest.mark.parametrize("policy", [None, [torch.ops.aten.mm]], ids=["full", "selective"])
+def test_cure_of_our_checkpoint(mesh, policy):
+    """Our own checkpoint brings the mesh along by itself."""
+    for _ in range(3):
+        found = gradient(mesh, our_checkpoint, policy=policy)
+        torch.testing.assert_close(found, EXPECTED)
+    assert spmd.current_mesh() is None
