@@ -1,0 +1,154 @@
+"""Programs and policies made up at random: the gradients stay, and nothing runs needlessly."""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("hypothesis")
+
+import torch
+from ctxcarry_checkpoint import Action, Policy, checkpoint
+from ctxcarry_checkpoint._checkpoint import run_block
+from ctxcarry_checkpoint._liveness import groups, live
+from ctxcarry_checkpoint._trace import Site
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+SIZE = 4
+# Each takes two of the tensors so far, and returns the new ones.
+STEPS = {
+    "matmul": lambda a, b: [a @ b],
+    "add": lambda a, b: [a + b],
+    "mul": lambda a, b: [a * b],
+    "tanh": lambda a, b: [a.tanh()],
+    "sin": lambda a, b: [a.sin()],
+    "softmax": lambda a, b: [a.softmax(-1)],
+    "view": lambda a, b: [a.reshape(2, -1).view(SIZE, SIZE)],
+    "transpose": lambda a, b: [a.t()],
+    "dropout": lambda a, b: [functional.dropout(a, 0.5)],
+    "draw": lambda a, b: [a * torch.rand(SIZE, SIZE)],
+    "draw alike": lambda a, b: [torch.rand_like(a) + b],
+    "split and cat": lambda a, b: [torch.cat([a.split(2, 0)[1], b.split(2, 0)[0]])],
+    "parts": lambda a, b: [part.repeat(2, 1) for part in a.chunk(2)],
+    "sort": lambda a, b: [a.sort(-1).values],
+    "clone": lambda a, b: [a.clone()],
+    "add in place": lambda a, b: [(a * 2).add_(b)],
+    "relu in place": lambda a, b: [(a + b).relu_()],
+    "in place on a view": lambda a, b: [in_place_on_a_view(a, b)],
+    "copied into room": lambda a, b: [copied_into_room(a, b)],
+    "fill": lambda a, b: [(a - b).masked_fill_(b > 0, 0.5)],
+    "later in place": lambda a, b: list(later_in_place(a, b)),
+    "without gradients": lambda a, b: [a * b.detach().abs().mean()],
+    "a number": lambda a, b: [a * (1 + abs(int(b.sum().item())) % 3)],
+    "for nothing": lambda a, b: [a + 1, b.exp().cos()][:1],
+}
+
+
+def in_place_on_a_view(a, b):
+    """Change a part of a result."""
+    h = a * 1.5
+    h[1:].mul_(b[1:])
+    return h
+
+
+def copied_into_room(a, b):
+    """Copy two results into memory that was made before."""
+    room = torch.empty(2, SIZE, SIZE)
+    room[0].copy_(a)
+    room[1].copy_(b)
+    return room.sum(0)
+
+
+def later_in_place(a, b):
+    """Read a result before it is changed, and after."""
+    h = a + 1
+    before = h.sum(0, keepdim=True) * b
+    h.add_(b)
+    return before, h
+
+
+@st.composite
+def programs(draw):
+    """Make up a program: its steps, and of which tensors it returns the sum."""
+    steps = []
+    for _ in range(draw(st.integers(2, 9))):
+        name = draw(st.sampled_from(sorted(STEPS)))
+        steps.append((name, draw(st.integers(0, 99)), draw(st.integers(0, 99))))
+    return steps, draw(st.integers(1, 3))
+
+
+class Chosen(Policy):
+    """Keep what was chosen, by the place of the operator."""
+
+    def __init__(self, actions):
+        self.actions = actions
+
+    def decide(self, call):
+        """Decide by its place."""
+        return self.actions[call.index % len(self.actions)]
+
+
+ACTIONS = st.lists(st.sampled_from(list(Action)), min_size=1, max_size=12)
+
+
+def run_program(program, weight, x):
+    """Run a program."""
+    steps, returned = program
+    made = [x, weight]
+    for name, one, other in steps:
+        made += STEPS[name](made[one % len(made)], made[other % len(made)])
+    return sum(each.mul(number + 1.0) for number, each in enumerate(made[-returned:]))
+
+
+def gradients(call, program, times=3):
+    """Return the gradients of some steps, and where the generator ends."""
+    torch.manual_seed(3)
+    weight = torch.randn(SIZE, SIZE, requires_grad=True)
+    found = []
+    for _ in range(times):
+        x = torch.randn(SIZE, SIZE, requires_grad=True)
+        y = call(partial(run_program, program), weight, x)
+        found += torch.autograd.grad(y.sum(), [weight, x], allow_unused=True)
+        found.append(torch.get_rng_state())
+    return found
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(programs(), ACTIONS, st.booleans())
+def test_gradients(program, actions, early_stop):
+    """Whatever is kept, the gradients are the same bit by bit."""
+    expected = gradients(lambda fn, *args: fn(*args), program)
+    policy = Chosen(actions)
+    found = gradients(partial(checkpoint, policy=policy, early_stop=early_stop), program)
+    for a, b in zip(expected, found):
+        assert a is b is None or torch.equal(a, b)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(programs(), ACTIONS)
+def test_what_runs_again(program, actions):
+    """Keeping something never makes more run again, and what runs has what it reads."""
+    site = Site()
+    x, weight = (torch.randn(SIZE, SIZE, requires_grad=True) for _ in range(2))
+    run_block(run_program, (program, weight, x), {}, Chosen(actions), site)
+    ops = site.traces[0].ops
+    most = live(ops, ()).reruns
+    kept = {op.index for op in ops if actions[op.index % len(actions)]}
+    found = live(ops, kept)
+    assert found.reruns <= most
+    of_group = groups(ops)
+    for index in found.reruns - found.saved:
+        for parent in ops[index].parents:
+            owner = ops[parent].owner
+            first = parent if owner is None else owner
+            assert first in found.saved | found.reruns or ops[first].scalar
+            if first in found.saved and first != index:
+                assert parent == of_group[first][-1], "it would read a later state"
+    drawn = [index for index in found.reruns if ops[index].random]
+    assert all(i in found.reruns for i in range(max(drawn, default=0)) if ops[i].random)
