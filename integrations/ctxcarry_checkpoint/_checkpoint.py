@@ -115,7 +115,7 @@ def run_block(
     debug: bool = False,
     root: torch.nn.Module | None = None,
     cost: Cost | None = None,
-    on_recompute: Callable[[], object] | None = None,
+    on_backward: Callable[[], object] | None = None,
 ) -> Any:
     """
     Call a block of which it is known where what is known of it is kept.
@@ -138,7 +138,7 @@ def run_block(
         debug=debug,
         root=_root(fn) if root is None else root,
         cost=cost,
-        on_recompute=on_recompute,
+        on_backward=on_backward,
     )
     output = frame.forward()
     if not site.warned and site.traces:

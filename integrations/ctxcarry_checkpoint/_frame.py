@@ -54,7 +54,7 @@ class Frame:
         debug: Whether to compare values.
         root: The module whose submodules name what runs, if any.
         cost: Tells what an operator takes, for a plan.
-        on_recompute: Called before a recompute.
+        on_backward: Called when a backward first comes to the block.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Frame:
         debug: bool = False,
         root: torch.nn.Module | None = None,
         cost: Cost | None = None,
-        on_recompute: Callable[[], object] | None = None,
+        on_backward: Callable[[], object] | None = None,
     ) -> None:
         self._fn = fn
         self._early_stop = early_stop
-        self._on_recompute = on_recompute
+        self._on_backward = on_backward
         self._hooks = default_hooks()
         self._holds_others = False
         self._unused = True
@@ -140,9 +140,13 @@ class Frame:
         return value
 
     def used(self) -> None:
-        """Note that a tensor is asked for: in the forward, the block takes gradients itself."""
+        """Note that a tensor is asked for."""
         if self._record is None:
+            # The block takes gradients in its forward.
             self._unused = False
+        elif self._on_backward is not None:
+            self._on_backward, call = None, self._on_backward
+            call()
 
     def kept(self) -> dict[int, Any]:
         """Return what was kept, by operator."""
@@ -180,8 +184,6 @@ class Frame:
     @without_dynamo
     def _recompute(self) -> None:
         record = self._record or self._so_far()
-        if self._on_recompute is not None:
-            self._on_recompute()
         prefetch(record.kept)
         trace = record.trace
         # A checkpoint within would record what was left out otherwise than in the forward.

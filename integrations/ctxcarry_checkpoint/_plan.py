@@ -59,7 +59,7 @@ class Group:
         return Share(self.kind, self.choice, len(self.names))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """
     What each block of a model keeps.
@@ -78,6 +78,12 @@ class Plan:
     roofline: str = ""
     pareto: tuple[tuple[int, float], ...] = ()
     offset: int = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan({len(self.blocks)} blocks, budget={self.budget}, peak={self.peak}, "
+            f"ms={self.ms:.3g})"
+        )
 
     @property
     def blocks(self) -> tuple[str, ...]:

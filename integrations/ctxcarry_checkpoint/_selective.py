@@ -151,7 +151,8 @@ class SelectiveCheckpoint:
         Solve for the budget, without memory and without running anything, and use that.
 
         Args:
-            model: The model; it may be on the ``meta`` device.
+            model: The model. On the ``meta`` device it has other operators than on a GPU, for
+                attention above all; a plan made there is a rough one.
             example_inputs: What it is called with: a tensor, a tuple of arguments, or a dict of
                 keyword arguments. Only sizes and types matter.
             blocks: Which blocks, as for `apply`; those that it was applied to if None.
@@ -226,7 +227,7 @@ class SelectiveCheckpoint:
             early_stop=self.early_stop,
             debug=self.debug,
             root=module,
-            on_recompute=None if planner is None else functools.partial(planner.needed, name),
+            on_backward=None if planner is None else functools.partial(planner.needed, name),
             **(options or {}),
         )
         if planner is not None:
