@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Forward",)
 
-_CONSTANTS, _KEEP, _LAYOUT, _RANDOM = (int(note) for note in Note)
+_CONSTANTS, _KEEP, _LAYOUT, _RANDOM, _OUTSIDE = (int(note) for note in Note)
 
 
 class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
@@ -46,6 +46,8 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
         noted: Shape and type of each result.
         constants: By operator: where arguments are no tensors, what they are, and its keyword
             arguments if those are none.
+        versions: By operator: which arguments come from outside, and how often they were
+            written to.
         kept: By operator: its result.
         values: By operator: a number of what it returned.
         recorder: What records, where nothing is followed from the start.
@@ -70,6 +72,7 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
         self.funcs: list[Any] = []
         self.noted: list[Any] = []
         self.constants: dict[int, Constants] = {}
+        self.versions: dict[int, tuple[tuple[int, ...], list[int]]] = {}
         self.kept: dict[int, Tensors] = {}
         self.values: dict[int, list[torch.Tensor | None]] = {}
         self.where: list[tuple[str, ...]] = []
@@ -213,6 +216,7 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
             self._actions,
             self.where,
             self.recorder.owners_of(outputs),
+            self.recorder.read_outside(),
         )
         self.site.add(made)
 
@@ -255,6 +259,9 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
                 return output
             given = tuple([args[position] for position in positions])
             self.constants[index] = positions, given, kwargs if in_kwargs else None
+        if note & _OUTSIDE:
+            places = trace.outside[index]
+            self.versions[index] = places, [args[place]._version for place in places]
         if note & _KEEP:
             offload = trace.actions.get(index) is Action.OFFLOAD
             settled = index not in trace.groups

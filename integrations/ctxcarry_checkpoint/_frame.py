@@ -162,7 +162,17 @@ class Frame:
             ops = trace.ops
         elif mode.recorder is not None:
             ops = mode.recorder.ops
-        return Record(funcs, mode.noted, mode.constants, mode.kept, where, ops, trace, mode.values)
+        return Record(
+            funcs,
+            mode.noted,
+            mode.constants,
+            mode.versions,
+            mode.kept,
+            where,
+            ops,
+            trace,
+            mode.values,
+        )
 
     def _pack(self, tensor: torch.Tensor) -> Holder:
         mode = self._mode

@@ -88,6 +88,9 @@ def _closure(
 
 
 def _is_root(op: Op, kept: set[int]) -> bool:
+    if op.reshapes and op.owner is not None and op.owner not in kept:
+        # A stand-in would keep its sizes.
+        return True
     if op.view or op.scalar or op.once or op.owner is not None or op.index in kept:
         return False
     return op.packed or op.effect

@@ -8,7 +8,7 @@ import torch
 
 from ctxcarry_checkpoint._results import brief, told
 from ctxcarry_checkpoint._where import calling_lines
-from ctxcarry_checkpoint.errors import RecomputeMismatchError
+from ctxcarry_checkpoint.errors import CheckpointMutationError, RecomputeMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,6 +19,7 @@ __all__ = (
     "check_constants",
     "check_result",
     "check_values",
+    "check_versions",
     "fewer",
     "more",
     "other_operator",
@@ -71,6 +72,27 @@ def check_result(record: Record, index: int, output: Any) -> None:
         return
     text = f"{_operator(record, index)} returned {told(noted)} in the forward"
     raise _error(record, index, f"{text}, and {told(now)} in the recompute")
+
+
+def check_versions(record: Record, index: int, args: tuple[Any, ...]) -> None:
+    """
+    See whether arguments from outside were changed since.
+
+    Raises:
+        CheckpointMutationError: If one was.
+    """
+    places, versions = record.versions[index]
+    for place, version in zip(places, versions):
+        if place < len(args) and args[place]._version != version:
+            where = record.where[index] if index < len(record.where) else ()
+            at = f" at {where[0]}" if where else ""
+            msg = (
+                f"{_operator(record, index)}{at} reads a tensor from outside of the checkpointed "
+                f"block, {told(brief(args[place]))}, that was changed in place between forward "
+                "and backward: the recompute would start from other values. Change a copy of it, "
+                "or change it after the backward."
+            )
+            raise CheckpointMutationError(msg)
 
 
 def check_values(record: Record, index: int, found: Sequence[torch.Tensor | None]) -> None:

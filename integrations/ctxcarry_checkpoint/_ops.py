@@ -72,6 +72,7 @@ class Op:
             saved, costs nothing, and is called again where its argument is there.
         owner: Where it works in place on memory that the block made, the operator that made
             it; else None.
+        reshapes: Whether it changes sizes or strides of its argument, as ``t_()`` does.
         random: Whether it draws random numbers.
         effect: Whether it does more than return a result: a collective, or a change of memory
             from outside the block. It is never left out of a recompute unless it is saved.
@@ -94,6 +95,7 @@ class Op:
     shapes: tuple[tuple[int, ...], ...] = ()
     view: bool = False
     owner: int | None = None
+    reshapes: bool = False
     random: bool = False
     effect: bool = False
     once: bool = False

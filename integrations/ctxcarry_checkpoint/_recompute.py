@@ -40,6 +40,8 @@ class Record:
         noted: Shape and type of each result, or its layout.
         constants: By operator: where arguments are no tensors, what they are, and its keyword
             arguments if those are none.
+        versions: By operator: which arguments come from outside, and how often they were
+            written to.
         kept: By operator: its result.
         where: By operator: the lines that called it, as far as they are known.
         ops: Its operators as they are known, for messages.
@@ -50,6 +52,7 @@ class Record:
     funcs: Sequence[Any]
     noted: Sequence[Any]
     constants: Mapping[int, Constants]
+    versions: Mapping[int, tuple[tuple[int, ...], list[int]]]
     kept: dict[int, Tensors]
     where: Sequence[tuple[str, ...]]
     ops: Sequence[Op]
@@ -88,6 +91,7 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignor
         self._funcs = record.funcs
         self._noted = record.noted
         self._constants = record.constants
+        self._versions = record.versions
         self._values = bool(record.values)
 
     @classmethod
@@ -122,6 +126,8 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignor
         role = self._roles[index]
         if role is not _RUN:
             return self._not_run(role, index, func, types, args, kwargs)
+        if index in self._versions:
+            mismatch.check_versions(self.record, index, args)
         if types and Placeholder in types:
             msg = f"{func} reads a result that a recompute has left out"
             raise NeededError(msg)

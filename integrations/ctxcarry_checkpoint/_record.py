@@ -56,6 +56,8 @@ class Recorder:
         self._owner: dict[int, tuple[int, StorageWeakRef]] = {}
         self._writer: dict[int, int] = {}
         self._outside: dict[int, tuple[int, StorageWeakRef]] = {}
+        self._parameters: set[int] = set()
+        self._read_at: dict[int, dict[int, set[int]]] = {}
 
     def add(
         self,
@@ -83,6 +85,7 @@ class Recorder:
         op.scalar = not results and output is not None
         op.view = bool(results) and not fresh and not changed
         op.factory = not inputs and bool(results)
+        op.reshapes = torch.Tag.inplace_view in getattr(func, "tags", ())
         op.random = draws_random(func, args, kwargs)
         op.nbytes = sum({s._cdata: s.nbytes() for s in fresh}.values())
         _settle(op, func, changed, owners, results, len(fresh))
@@ -97,6 +100,7 @@ class Recorder:
                 self.ops[owner].savable = False
                 self.ops[owner].why = f"{op.name} writes to it"
         self._note_outside(op, func, targets, read)
+        self._note_read(index, args)
         if self._cost is not None and not op.view:
             op.ms = self._cost(func, args, kwargs, output)
         for storage in fresh:
@@ -119,6 +123,31 @@ class Recorder:
                 op.once = True
                 weak = StorageWeakRef(storage)  # type: ignore[no-untyped-call,unused-ignore]
                 self._outside[key] = op.index, weak
+
+    def _note_read(self, index: int, args: tuple[Any, ...]) -> None:
+        """Note which arguments come from outside, other than parameters."""
+        for place, given in enumerate(args):
+            if not isinstance(given, torch.Tensor) or given.is_inference():
+                continue
+            keys = set(storages(given))
+            if isinstance(given, torch.nn.Parameter):
+                self._parameters |= keys
+            elif keys and not keys & (self._owner.keys() | self._parameters):
+                self._read_at.setdefault(index, {})[place] = keys
+
+    def read_outside(self) -> dict[int, tuple[int, ...]]:
+        """
+        Return, by operator, which arguments come from outside and must not change.
+
+        Parameters are left out, whose versions autograd looks at where that matters, and what
+        the block changes itself.
+        """
+        changed = self._outside.keys()
+        found = {
+            index: tuple(place for place, keys in places.items() if not keys & changed)
+            for index, places in self._read_at.items()
+        }
+        return {index: places for index, places in found.items() if places}
 
     def pack(self, tensor: torch.Tensor) -> Pack:
         """Record that autograd keeps a tensor."""
@@ -145,7 +174,10 @@ def storages(tensor: torch.Tensor) -> dict[int, Any]:
         names, _ = tensor.__tensor_flatten__()  # type: ignore[no-untyped-call,unused-ignore]
         found: dict[int, Any] = {}
         for name in names:
-            found |= storages(getattr(tensor, name))
+            inner = getattr(tensor, name)
+            # Some name what is no tensor, as a DTensor names its mesh.
+            if isinstance(inner, torch.Tensor):
+                found |= storages(inner)
         return found
     if tensor.layout is not torch.strided:
         # Without a storage of its own: looked at as if it were new each time.

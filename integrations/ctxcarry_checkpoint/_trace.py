@@ -50,6 +50,7 @@ class Note(enum.IntFlag):
         CONSTANTS: Arguments that are no tensors.
         KEEP: The result is kept.
         LAYOUT: Strides and device, for a placeholder.
+        OUTSIDE: How often arguments from outside were written to.
         RANDOM: Whether it draws random numbers is to be looked at each time.
     """
 
@@ -57,6 +58,7 @@ class Note(enum.IntFlag):
     KEEP = 2
     LAYOUT = 4
     RANDOM = 8
+    OUTSIDE = 16
 
 
 class Trace:
@@ -73,6 +75,7 @@ class Trace:
         where: The lines that called each.
         returned: Those whose results the block returns: they stay in any case, and others may
             write to them, so that they are not copied to the CPU meanwhile.
+        outside: Of operators: which arguments come from outside and must not change.
     """
 
     def __init__(
@@ -84,11 +87,13 @@ class Trace:
         actions: Mapping[int, Action],
         where: Sequence[tuple[str, ...]],
         returned: frozenset[int],
+        outside: Mapping[int, tuple[int, ...]],
     ) -> None:
         self.ops = list(ops)
         self.funcs = list(funcs)
         self.constants = list(constants)
         self.where = list(where)
+        self.outside = dict(outside)
         self.asked = dict(actions)
         found = live(ops, [index for index, action in actions.items() if action])
         self.reruns = found.reruns
@@ -130,8 +135,11 @@ class Trace:
             role = Role.RUN if again else Role.DEAD
         else:
             role = Role.ADVANCE if again else Role.KEPT
-        # What works in place on memory that is left out, or is kept in its last state.
-        return Role.PASS if op.owner is not None and role is not Role.RUN else role
+        if op.owner is None or role is Role.RUN:
+            return role
+        # What works in place on memory that is left out, or is kept in its last state; but it is
+        # kept with the sizes that it was made with.
+        return Role.RUN if op.reshapes else Role.PASS
 
     def _first(self, index: int) -> int:
         """Return the operator that made the memory that one writes to."""
@@ -152,6 +160,8 @@ class Trace:
             note |= Note.KEEP
         if self.roles[op.index] is Role.DEAD:
             note |= Note.LAYOUT
+        if op.index in self.outside:
+            note |= Note.OUTSIDE
         if may_be_random(self.funcs[op.index]):
             note |= Note.RANDOM
         # As a plain number: it is looked at for each operator, and a flag answers slowly.

@@ -329,3 +329,25 @@ def test_the_residual_is_added_in_place(policy):
         return torch.autograd.grad(x.sum(), [first, weight])
 
     compare(run, policy)
+
+
+@each_policy
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_what_the_block_changes_after_it_was_needed(policy, early_stop):
+    """Autograd would raise an error; a recompute is right or raises one too."""
+
+    def block(x, change):
+        h = x * 2
+        y = h.sin()
+        return y.exp() * (h.add_(1) if change else h + 1).cos()
+
+    for _ in range(3):
+        x = torch.linspace(-1, 1, 8).requires_grad_()
+        (expected,) = torch.autograd.grad(block(x, change=False).sum(), x)
+        y = checkpoint(block, x, change=True, policy=policy, early_stop=early_stop).sum()
+        try:
+            (found,) = torch.autograd.grad(y, x)
+        except (CheckpointMutationError, RuntimeError) as error:
+            assert "in place" in str(error) or "inplace" in str(error)  # noqa: PT017
+        else:
+            assert torch.equal(expected, found)
