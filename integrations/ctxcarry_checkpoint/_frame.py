@@ -145,7 +145,7 @@ class Frame:
             # The block takes gradients in its forward.
             self._unused = False
         elif self._on_backward is not None:
-            self._on_backward, call = None, self._on_backward
+            call, self._on_backward = self._on_backward, None
             call()
 
     def kept(self) -> dict[int, Any]:
