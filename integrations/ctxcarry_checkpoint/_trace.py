@@ -184,15 +184,18 @@ class Site:
     """
     A block and a policy, with the forwards that were recorded of it.
 
-    One whose operators change from call to call has several, up to a limit.
+    One whose operators change from call to call has several, the last ones that were new.
     """
 
     MOST = 8
+    RECORDINGS = 64
+    """After so many a block that is another one each time is not recorded any more."""
 
     def __init__(self) -> None:
         self.traces: list[Trace] = []
         self.record_next = True
         self.warned = False
+        self._recordings = 0
         self._lock = Lock()
 
     def begin(self) -> Trace | None:
@@ -206,10 +209,11 @@ class Site:
         with self._lock:
             self.traces = [trace, *self.traces][: self.MOST]
             self.record_next = False
+            self._recordings += 1
 
     def lost(self) -> None:
         """Have the next forward recorded, since this one was like none before."""
-        if len(self.traces) < self.MOST:
+        if self._recordings < self.RECORDINGS:
             self.record_next = True
 
     def other(self, trace: Trace, func: Any, ops: int, packs: int) -> Trace | None:
