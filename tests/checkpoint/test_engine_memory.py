@@ -19,7 +19,7 @@ from ctxcarry_checkpoint._trace import Site
 from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).parent))
-from blocks import POLICIES, Dropouts, InPlace, Llama, Mixture
+from blocks import POLICIES, InPlace, Llama, Mixture
 
 each_policy = pytest.mark.parametrize("policy", list(POLICIES.values()), ids=list(POLICIES))
 
@@ -169,7 +169,7 @@ def living(monkeypatch):
     yield lambda: [each() for each in found if each() is not None]
 
 
-KINDS = {"llama": Llama, "experts": Mixture, "dropout": Dropouts, "in place": InPlace}
+KINDS = {"llama": Llama, "experts": Mixture, "in place": InPlace}
 
 
 @each_policy

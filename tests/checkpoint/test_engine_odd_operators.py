@@ -225,7 +225,7 @@ def test_a_buffer_that_changes_between_forward_and_backward(steps, policy, reque
         try:
             (found,) = torch.autograd.grad(y, x)
         except CheckpointMutationError:
-            assert step == steps  # noqa: PT017 - it may be right as well
+            assert step == steps
         else:
             assert torch.equal(expected, found)
 

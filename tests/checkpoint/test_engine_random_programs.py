@@ -156,7 +156,7 @@ def gradients(call, program, way, times=3):
 WAYS = st.sampled_from(["plain", "retained", "parts", "hooks", "changed"])
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
 @given(programs(), ACTIONS, st.booleans(), WAYS)
 def test_gradients(program, actions, early_stop, way):
     """Whatever is kept, the gradients are the same bit by bit."""
