@@ -208,6 +208,7 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
         for index in hidden:
             ops[index].savable = False
             ops[index].why = "a kernel that torch does not see writes to it"
+        self.versions = self.recorder.read_outside()
         made = Trace(
             ops,
             self.funcs,
@@ -216,7 +217,7 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
             self._actions,
             self.where,
             self.recorder.owners_of(outputs),
-            self.recorder.read_outside(),
+            {index: places for index, (places, _) in self.versions.items()},
         )
         self.site.add(made)
 

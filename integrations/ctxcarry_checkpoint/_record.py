@@ -57,7 +57,7 @@ class Recorder:
         self._writer: dict[int, int] = {}
         self._outside: dict[int, tuple[int, StorageWeakRef]] = {}
         self._parameters: set[int] = set()
-        self._read_at: dict[int, dict[int, set[int]]] = {}
+        self._read_at: dict[int, dict[int, tuple[set[int], int]]] = {}
 
     def add(
         self,
@@ -133,21 +133,26 @@ class Recorder:
             if isinstance(given, torch.nn.Parameter):
                 self._parameters |= keys
             elif keys and not keys & (self._owner.keys() | self._parameters):
-                self._read_at.setdefault(index, {})[place] = keys
+                self._read_at.setdefault(index, {})[place] = keys, given._version
 
-    def read_outside(self) -> dict[int, tuple[int, ...]]:
+    def read_outside(self) -> dict[int, tuple[tuple[int, ...], list[int]]]:
         """
         Return, by operator, which arguments come from outside and must not change.
+
+        With each is how often it was written to before.
 
         Parameters are left out, whose versions autograd looks at where that matters, and what
         the block changes itself.
         """
         changed = self._outside.keys()
-        found = {
-            index: tuple(place for place, keys in places.items() if not keys & changed)
-            for index, places in self._read_at.items()
-        }
-        return {index: places for index, places in found.items() if places}
+        found: dict[int, tuple[tuple[int, ...], list[int]]] = {}
+        for index, places in self._read_at.items():
+            same = {
+                place: version for place, (keys, version) in places.items() if not keys & changed
+            }
+            if same:
+                found[index] = tuple(same), list(same.values())
+        return found
 
     def pack(self, tensor: torch.Tensor) -> Pack:
         """Record that autograd keeps a tensor."""
