@@ -1,0 +1,1 @@
+"""What ``two_gpu_autograd.py`` measures, and how."""
