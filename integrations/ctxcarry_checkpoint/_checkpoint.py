@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Hashable
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -15,27 +14,24 @@ from ctxcarry.boundaries.recompute import is_traced
 from ctxcarry.errors import CtxCarryError
 from ctxcarry_checkpoint._compiled import checkpoint_compiled
 from ctxcarry_checkpoint._frame import Frame
-from ctxcarry_checkpoint._ops import Action
-from ctxcarry_checkpoint._policy import Others, Policy
+from ctxcarry_checkpoint._given import same_policy
 from ctxcarry_checkpoint._private import lacking
 from ctxcarry_checkpoint._trace import Site
-from ctxcarry_checkpoint.policies import as_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import ParamSpec
 
+    from ctxcarry_checkpoint._policy import Policy
     from ctxcarry_checkpoint._record import Cost
 
     P = ParamSpec("P")
     T = TypeVar("T")
 
-__all__ = ("RECOMPUTE", "checkpoint", "kind_of", "run_block", "same_policy", "warn_unmatched")
+__all__ = ("checkpoint", "kind_of", "run_block", "warn_unmatched")
 
 _sites: WeakKeyDictionary[Any, dict[Any, Site]] = WeakKeyDictionary()
 _lock = Lock()
-RECOMPUTE = Others(Action.RECOMPUTE)
-"""The policy that keeps nothing."""
 
 
 def checkpoint(
@@ -84,7 +80,7 @@ def checkpoint(
         raise TypeError(msg)
     if is_traced():
         traced: T = checkpoint_compiled(
-            fn, args, kwargs, same_policy(policy), preserve_rng_state=preserve_rng_state
+            fn, args, kwargs, policy, preserve_rng_state=preserve_rng_state
         )
         return traced
     found = same_policy(policy)
@@ -158,31 +154,6 @@ def _root(fn: Callable[..., Any]) -> torch.nn.Module | None:
         return fn
     owner = getattr(fn, "__self__", None)
     return owner if isinstance(owner, torch.nn.Module) else None
-
-
-def same_policy(given: Any) -> Policy:
-    """
-    Return the policy that is meant, the same object for the same thing each time.
-
-    Raises:
-        TypeError: If it is none.
-    """
-    if given is None:
-        return RECOMPUTE
-    if isinstance(given, Policy):
-        return given
-    if isinstance(given, (list, tuple, set)):
-        try:
-            return _known(frozenset(given))
-        except TypeError:
-            # Something in it is not hashable, so no operator: this says so.
-            return as_policy(given)
-    return _known(given) if isinstance(given, Hashable) else as_policy(given)
-
-
-@functools.lru_cache(maxsize=256)
-def _known(given: Any) -> Policy:
-    return as_policy(given)
 
 
 def _site(fn: Any, policy: Policy) -> Site:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from ctxcarry_checkpoint._given import same_policy
 from ctxcarry_checkpoint._ops import Action, Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from ctxcarry_checkpoint._policy import Policy
 
 __all__ = ("checkpoint_compiled",)
 
@@ -22,7 +21,7 @@ def checkpoint_compiled(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    policy: Policy,
+    policy: Any,
     *,
     preserve_rng_state: bool,
 ) -> Any:
@@ -42,8 +41,9 @@ def checkpoint_compiled(
     )
 
 
-def _contexts(policy: Policy) -> Any:
-    decider = policy.start()
+def _contexts(policy: Any) -> Any:
+    # Made of what was given here, which the compiler does not look into.
+    decider = same_policy(policy).start()
     nth: dict[Any, int] = {}
     index = 0
 

@@ -57,5 +57,9 @@ def run_fake(model: nn.Module, example_inputs: Any) -> None:
                 "its parameters, or have the first step recorded instead"
             )
             raise ValueError(msg) from error
-        with torch.enable_grad():
-            model(*args, **kwargs)
+        named = model.named_buffers(remove_duplicate=False)
+        buffers = {name: buffer.clone() for name, buffer in named}
+        devices = sorted({p.device.index for p in model.parameters() if p.is_cuda})
+        # Neither the generators nor statistics are to know of it.
+        with torch.enable_grad(), torch.random.fork_rng(devices):
+            functional_call(model, buffers, args, kwargs, tie_weights=False)

@@ -13,7 +13,7 @@ from ctxcarry_checkpoint._ops import Action, Call
 from ctxcarry_checkpoint._private import IGNORED, Hooks
 from ctxcarry_checkpoint._record import Recorder, storages
 from ctxcarry_checkpoint._results import brief, layout
-from ctxcarry_checkpoint._schema import draws_random, leaves_unset, written
+from ctxcarry_checkpoint._schema import draws_random, is_collective, leaves_unset, written
 from ctxcarry_checkpoint._trace import Note, Site, Trace, constants
 from ctxcarry_checkpoint._where import calling_lines
 
@@ -266,7 +266,9 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
         if note & _KEEP:
             offload = trace.actions.get(index) is Action.OFFLOAD
             settled = index not in trace.groups
-            self.kept[index] = Tensors(output, self._hooks, offload=offload, settled=settled)
+            # The result of a collective comes later, so nothing may copy it now.
+            hooks = None if is_collective(func) else self._hooks
+            self.kept[index] = Tensors(output, hooks, offload=offload, settled=settled)
         if note & _LAYOUT:
             self.noted.append(layout(output))
         elif type(output) is torch.Tensor:
@@ -318,14 +320,16 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
                 self._actions[index] = action
                 self._keep(index, output, action)
         owner = func if op.owner is None else self.funcs[op.owner]
-        if self._debug and not op.view and not leaves_unset(owner):
+        if self._debug and not (op.view or leaves_unset(owner) or is_collective(owner)):
             self.values[index] = [fingerprint(t) for t in _tensors(output)]
 
     def _keep(self, index: int, output: Any, action: Action) -> None:
-        kept = Tensors(output, self._hooks, offload=action is Action.OFFLOAD)
+        under_way = is_collective(self.funcs[index])
+        hooks = None if under_way else self._hooks
+        kept = Tensors(output, hooks, offload=action is Action.OFFLOAD and not under_way)
         self.kept[index] = kept
         self._note_storages(index, _tensors(output))
-        if self.recorder is not None:
+        if self.recorder is not None and not under_way:
             self._watch.add(index, kept.held())
 
     def _note_storages(self, index: int, tensors: list[torch.Tensor]) -> None:

@@ -78,6 +78,7 @@ class Frame:
         self._hooks = default_hooks()
         self._holds_others = False
         self._unused = True
+        self._spent = False
         if self._hooks is not None:
             # A checkpoint around this one counts what is packed. So the same is packed each
             # time: by a forward that is recorded, and follows none.
@@ -197,7 +198,7 @@ class Frame:
         prefetch(record.kept)
         trace = record.trace
         # A checkpoint within would record what was left out otherwise than in the forward.
-        whole = trace is None or self._record is None or self._holds_others
+        whole = trace is None or self._record is None or self._holds_others or self._spent
         skip = not whole and trace is not None and trace.skips
         try:
             made = self._again(record, skip=skip)
@@ -213,6 +214,7 @@ class Frame:
         if self._record is not None and not keeps_graph():
             # Nobody comes again: what the backward needs is with its nodes now.
             record.kept.clear()
+            self._spent = True
 
     def _again(self, record: Record, *, skip: bool) -> bool:
         """Run the block again; say whether it went well with what was left out."""

@@ -82,6 +82,9 @@ class Holder:
             self.value = value = None
         if value is None:
             value = self._frame.fill(self)
+            if version_of(value) != self._version:
+                what = "a tensor that autograd keeps, and that the block itself writes to later"
+                raise _changed(value, what)
         return value  # type: ignore[no-any-return]
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ctxcarry_checkpoint._checkpoint import RECOMPUTE
 from ctxcarry_checkpoint._cost import estimate
+from ctxcarry_checkpoint._given import RECOMPUTE
 from ctxcarry_checkpoint._meter import Meter
 from ctxcarry_checkpoint._plan import Plan, make_plan
 from ctxcarry_checkpoint._policy import Policy
@@ -77,9 +77,19 @@ class Planner:
         self._plan: Plan | None = None
         self._meter: Meter | None = None
         self._corrections = 0
+        self._stepped = False
         if plan is not None:
             self._adopt(plan)
             self._meter = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        del state["_lock"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = RLock()
 
     @property
     def current(self) -> Plan | None:
@@ -99,7 +109,9 @@ class Planner:
         """
         with self._lock:
             if self._plan is None:
-                if name in self._recorded and set(names) <= self._recorded.keys():
+                # The second step begins: also where a block had nothing to do in the first.
+                over = self._stepped or set(names) <= self._recorded.keys()
+                if name in self._recorded and over:
                     self._adopt(self._solve())
                 else:
                     return {"cost": self._cost}
@@ -128,6 +140,7 @@ class Planner:
     def needed(self, name: str) -> None:
         """Note that the backward of a block begins."""
         with self._lock:
+            self._stepped = True
             if self._meter is not None:
                 self._meter.backward(name)
 
@@ -137,6 +150,7 @@ class Planner:
         with self._lock:
             before = self._plan, self._recorded, self._meter
             self._plan, self._recorded, self._meter = None, {}, None
+            self._stepped = False
         try:
             yield
             plan = self._solve()

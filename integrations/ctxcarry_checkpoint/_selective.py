@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ctxcarry_checkpoint._block_forward import is_on, put_on, take_off
 from ctxcarry_checkpoint._blocks import find_blocks
 from ctxcarry_checkpoint._budget import check_budget
-from ctxcarry_checkpoint._checkpoint import kind_of, run_block, same_policy
+from ctxcarry_checkpoint._checkpoint import kind_of, run_block
 from ctxcarry_checkpoint._fake import run_fake
+from ctxcarry_checkpoint._given import same_policy
 from ctxcarry_checkpoint._planned import Planner
 from ctxcarry_checkpoint._trace import Site
 

@@ -10,7 +10,7 @@ import torch
 
 from ctxcarry_checkpoint._liveness import live
 from ctxcarry_checkpoint._ops import Action
-from ctxcarry_checkpoint._schema import has_statistics, may_be_random
+from ctxcarry_checkpoint._schema import has_statistics, is_collective, may_be_random
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -99,7 +99,9 @@ class Trace:
         self.reruns = found.reruns
         self.returned = returned
         self.actions = {
-            index: Action.SAVE if index in returned else actions.get(index, Action.SAVE)
+            index: Action.SAVE
+            if index in returned or is_collective(self.funcs[index])
+            else actions.get(index, Action.SAVE)
             for index in found.saved
         }
         # What autograd holds itself, and no operator of the recompute reads, is not kept twice:
@@ -228,8 +230,13 @@ class Site:
 
 def constants(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[int, ...], bool]:
     """Return which positional arguments are no tensors, and whether keyword arguments are."""
-    positions = tuple(i for i, given in enumerate(args) if not has_tensors(given))
-    return positions, bool(kwargs) and not any(has_tensors(given) for given in kwargs.values())
+    positions = tuple(i for i, given in enumerate(args) if _is_constant(given))
+    return positions, bool(kwargs) and all(_is_constant(given) for given in kwargs.values())
+
+
+def _is_constant(given: Any) -> bool:
+    # Objects of C++, as process groups are, cannot be compared.
+    return not isinstance(given, torch.ScriptObject) and not has_tensors(given)
 
 
 def has_tensors(given: Any) -> bool:
