@@ -2,6 +2,8 @@
 
 import multiprocessing
 import sys
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,9 @@ pytest.importorskip("torch")
 pytest.importorskip("scipy")
 
 import torch
-from ctxcarry_checkpoint import SelectiveCheckpoint, policies
+from ctxcarry_checkpoint import Action, SelectiveCheckpoint, policies
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
     pytest.skip("needs gloo", allow_module_level=True)
@@ -157,22 +160,38 @@ def late():
     library._destroy()
 
 
-def test_a_result_that_comes_late(late):
-    """That a collective has not ended yet does not make its result one that cannot be kept."""
+class Late(nn.Module):
+    """A block with such a collective."""
+
+    def __init__(self, late):
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+        self.late = late
+
+    def forward(self, x):
+        """Run."""
+        return (self.layer(x) * self.late(x.detach().sin())).tanh()
+
+
+LATE = {
+    "collectives": (policies.collectives(), {}),
+    "everything": (policies.none(), {}),
+    "offloaded": (policies.others(Action.OFFLOAD), {}),
+    "debug": (policies.collectives(), {"debug": True}),
+}
+
+
+@pytest.mark.parametrize("hooks", [False, True])
+@pytest.mark.parametrize(("policy", "options"), LATE.values(), ids=LATE)
+def test_a_result_that_comes_late(policy, options, hooks, late):
+    """A collective that has not ended yet is kept all the same, with what it comes to."""
     pytest.importorskip("numpy")
-
-    class Late(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(16, 16)
-
-        def forward(self, x):
-            return (self.layer(x) * late(x.detach().sin())).tanh()
-
-    expected = steps(fresh(Plain, 2, Late), batches())
-    for policy in (policies.collectives(), policies.none()):
-        model = fresh(Plain, 2, Late)
-        SelectiveCheckpoint(policy).apply(model, "layers.*")
-        late.called.clear()
+    block = partial(Late, late)
+    expected = steps(fresh(Plain, 2, block), batches())
+    model = fresh(Plain, 2, block)
+    SelectiveCheckpoint(policy, **options).apply(model, "layers.*")
+    late.called.clear()
+    around = saved_tensors_hooks(torch.clone, lambda tensor: tensor) if hooks else nullcontext()
+    with around:
         assert same(expected, steps(model, batches()))
-        assert len(late.called) == 2 * 3
+    assert len(late.called) == 2 * 3
