@@ -100,7 +100,7 @@ class Planner:
         """Return the policy of a block; until there is a plan, one that keeps nothing."""
         return self._policies.get(name, RECOMPUTE)
 
-    def begin(self, name: str, names: tuple[str, ...]) -> Mapping[str, Any] | None:
+    def begin(self, name: str) -> Mapping[str, Any] | None:
         """
         Begin a call of a block.
 
@@ -110,8 +110,7 @@ class Planner:
         with self._lock:
             if self._plan is None:
                 # The second step begins: also where a block had nothing to do in the first.
-                over = self._stepped or set(names) <= self._recorded.keys()
-                if name in self._recorded and over:
+                if name in self._recorded and self._stepped:
                     self._adopt(self._solve())
                 else:
                     return {"cost": self._cost}
@@ -132,6 +131,12 @@ class Planner:
         """
         with self._lock:
             if site is not None:
+                if name in self._recorded and not self._stepped:
+                    warnings.warn(
+                        f"the block {name!r} is called several times before a backward; the plan "
+                        "counts what it keeps once, so that more than the budget is held",
+                        stacklevel=2,
+                    )
                 trace = site.traces[0]
                 self._recorded[name] = Block(name, tuple(trace.ops), trace.returned)
             elif self._meter is not None:

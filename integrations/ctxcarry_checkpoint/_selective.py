@@ -40,7 +40,8 @@ class SelectiveCheckpoint:
     recorded, and what is solved for it holds from the second step on.
 
     One engine is for one model. It may be applied before or after ``fully_shard``, FSDP or
-    DDP, and before ``torch.compile``.
+    DDP, and before ``torch.compile``. What is compiled is not recorded: with a budget, make its
+    `plan` before.
 
     Args:
         policy: Which results to keep, see `checkpoint`. None, without a budget, keeps none.
@@ -135,11 +136,11 @@ class SelectiveCheckpoint:
         Raises:
             ValueError: If it has none.
         """
-        taken = [name for name, module in model.named_modules() if take_off(module, self)]
+        taken = {module for module in model.modules() if take_off(module, self)}
         if not taken:
             msg = f"this {type(model).__name__} has no checkpoint of this engine"
             raise ValueError(msg)
-        self._names = {n: m for n, m in self._names.items() if n not in taken}
+        self._names = {n: m for n, m in self._names.items() if m not in taken}
 
     def plan(
         self,
@@ -214,7 +215,7 @@ class SelectiveCheckpoint:
         planner = self._planner
         options: Mapping[str, Any] | None = None
         if planner is not None:
-            options = planner.begin(name, tuple(self._names))
+            options = planner.begin(name)
         policy = self.policy_of(name)
         # What is recorded for a plan is recorded for each block.
         site = self._site(module, policy) if options is None else Site()

@@ -277,7 +277,6 @@ def test_a_copy_can_be_rid_of_it(how, model):
     assert ran_again(model) == 3 * AGAIN
 
 
-@pytest.mark.xfail(strict=True, reason="known by name")
 def test_what_is_taken_off_a_copy_stays_on_the_model(model):
     """A copy has the same engine and the same names, and other blocks."""
     engine = SelectiveCheckpoint(budget=0.9)
