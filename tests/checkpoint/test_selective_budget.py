@@ -470,6 +470,7 @@ def test_a_block_that_is_called_twice():
 
     class Twice(Plain):
         def forward(self, x):
+            x = self.first(x)
             for layer in [*self.layers, *self.layers]:
                 x = layer(x)
             return self.last(x)
