@@ -78,6 +78,7 @@ class Planner:
         self._meter: Meter | None = None
         self._corrections = 0
         self._stepped = False
+        self._told = False
         if plan is not None:
             self._adopt(plan)
             self._meter = None
@@ -131,7 +132,8 @@ class Planner:
         """
         with self._lock:
             if site is not None:
-                if name in self._recorded and not self._stepped:
+                if name in self._recorded and not self._stepped and not self._told:
+                    self._told = True
                     warnings.warn(
                         f"the block {name!r} is called several times before a backward; the plan "
                         "counts what it keeps once, so that more than the budget is held",
