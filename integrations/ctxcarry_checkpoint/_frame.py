@@ -82,7 +82,7 @@ class Frame:
         if self._hooks is not None:
             # A checkpoint around this one counts what is packed. So the same is packed each
             # time: by a forward that is recorded, and follows none.
-            site = Site()
+            site = Site() if cost is None else site
             around = getattr(self._hooks.pack, "__self__", None)
             if isinstance(around, Frame):
                 around._holds_others = True
@@ -120,10 +120,6 @@ class Frame:
         self._inputs.let_go()
         return output
 
-    def recorded(self) -> Forward:
-        """Return what was seen of the forward."""
-        return self._mode
-
     def fill(self, holder: Holder) -> Any:
         """
         Return the tensor of a holder that does not have it, by a recompute if need be.
@@ -148,10 +144,6 @@ class Frame:
         elif self._on_backward is not None:
             call, self._on_backward = self._on_backward, None
             call()
-
-    def kept(self) -> dict[int, Any]:
-        """Return what was kept, by operator."""
-        return self._mode.kept
 
     def _so_far(self) -> Record:
         mode = self._mode

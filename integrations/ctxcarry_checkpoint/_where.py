@@ -46,7 +46,7 @@ class ModuleNames:
     """
 
     def __init__(self, root: nn.Module | None) -> None:
-        self._names = {} if root is None else {id(m): n for n, m in root.named_modules()}
+        self._names: dict[int, str] = {}
         self._root = root
         self._stack: list[str] = []
         self._handles: list[Any] = []
@@ -59,7 +59,8 @@ class ModuleNames:
     def __enter__(self) -> Self:
         if self._root is None:
             return self
-        for module in self._root.modules():
+        for name, module in self._root.named_modules():
+            self._names[id(module)] = name
             if module is not self._root:
                 self._handles += [
                     module.register_forward_pre_hook(self._before, prepend=True),

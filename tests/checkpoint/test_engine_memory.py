@@ -252,7 +252,7 @@ def kept_bytes(block, policy, *args):
             y = run_block(block, args, {}, same_policy(policy), site)
     storages = {}
     frame = frames[-1]
-    tensors = [t for kept in frame.kept().values() for t in kept.held()]
+    tensors = [t for kept in frame._mode.kept.values() for t in kept.held()]
     tensors += [h.value for ref in frame._holders if (h := ref()) is not None and h._made]
     for tensor in tensors:
         if tensor is not None:

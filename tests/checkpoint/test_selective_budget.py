@@ -212,3 +212,19 @@ def test_other_parameters_in_the_same_engine(expected):
     engine.apply(model, "layers.*")
     assert products_again(model, batches()[0]) == 0
     assert followed(engine) is plan
+
+
+def test_hooks_around_the_model():
+    """A first step within saved-tensor hooks is recorded like any other."""
+    expected = steps(fresh(Plain), batches())
+    model = fresh(Plain)
+    engine = SelectiveCheckpoint(budget=0.5)
+    engine.apply(model, "layers.*")
+    hooks = torch.autograd.graph.saved_tensors_hooks
+
+    def call(batch):
+        with hooks(lambda tensor: tensor.clone(), lambda tensor: tensor):
+            return model(batch)
+
+    assert same(expected, steps(model, batches(), call=call))
+    assert followed(engine) is not None
