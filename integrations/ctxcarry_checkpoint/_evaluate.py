@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ctxcarry_checkpoint._ops import Action
+from ctxcarry_checkpoint._ops import Action, first_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -104,11 +104,6 @@ class Node:
             for parent, last in reads:
                 found[parent] = found.get(parent, True) and last
         return found
-
-
-def first_of(op: Op) -> int:
-    """Return the operator that made the memory of a result."""
-    return op.index if op.owner is None else op.owner
 
 
 class Program:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ctxcarry_checkpoint._hidden import Watch, fingerprint
 from ctxcarry_checkpoint._kept import Tensors
+from ctxcarry_checkpoint._mode import BlockMode
 from ctxcarry_checkpoint._ops import Action, Call
 from ctxcarry_checkpoint._private import IGNORED, Hooks
 from ctxcarry_checkpoint._record import Recorder, storages
-from ctxcarry_checkpoint._results import brief, layout
+from ctxcarry_checkpoint._results import brief, layout, tensors
 from ctxcarry_checkpoint._schema import draws_random, is_collective, leaves_unset, written
 from ctxcarry_checkpoint._trace import Note, Site, Trace, constants
 from ctxcarry_checkpoint._where import calling_lines
@@ -29,7 +29,7 @@ __all__ = ("Forward",)
 _CONSTANTS, _KEEP, _LAYOUT, _RANDOM, _OUTSIDE = (int(note) for note in Note)
 
 
-class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
+class Forward(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
     """
     Sees each operator of a block while its forward runs, and keeps what is to be kept.
 
@@ -64,7 +64,7 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
         names: Callable[[], tuple[str, tuple[str, ...]]] = lambda: ("", ()),
         cost: Cost | None = None,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
+        super().__init__()
         self.site = site
         self.trace = None if debug else site.begin()
         self.paused = False
@@ -89,16 +89,6 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
         self._kept_storages: dict[int, int] = {}
         self._packs = 0
         self._follow(self.trace)
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let what is compiled within the block run as it is."""
-        return True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Not for each operator: `ctxcarry_checkpoint._frame` does so around the block."""
-        return False
 
     @property
     def index(self) -> int:
@@ -194,8 +184,6 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
         if self.trace is not None and len(self.noted) != len(self.trace.funcs):
             self.leave()
         if self.trace is not None:
-            self.funcs = self.trace.funcs
-            self.where = self.trace.where
             for group in self.trace.groups:
                 self.kept[group].settle()
             return
@@ -321,14 +309,14 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
                 self._keep(index, output, action)
         owner = func if op.owner is None else self.funcs[op.owner]
         if self._debug and not (op.view or leaves_unset(owner) or is_collective(owner)):
-            self.values[index] = [fingerprint(t) for t in _tensors(output)]
+            self.values[index] = [fingerprint(t) for t in tensors(output)]
 
     def _keep(self, index: int, output: Any, action: Action) -> None:
         under_way = is_collective(self.funcs[index])
         hooks = None if under_way else self._hooks
         kept = Tensors(output, hooks, offload=action is Action.OFFLOAD and not under_way)
         self.kept[index] = kept
-        self._note_storages(index, _tensors(output))
+        self._note_storages(index, tensors(output))
         if self.recorder is not None and not under_way:
             self._watch.add(index, kept.held())
 
@@ -350,11 +338,3 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
         return all(
             owner in self.kept and self._actions.get(owner) is Action.SAVE for owner in pack.owners
         )
-
-
-def _tensors(output: Any) -> list[torch.Tensor]:
-    if isinstance(output, torch.Tensor):
-        return [output]
-    if isinstance(output, (list, tuple)):
-        return [tensor for each in output for tensor in _tensors(each)]
-    return []

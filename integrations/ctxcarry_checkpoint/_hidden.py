@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ctxcarry_checkpoint._kept import version_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -54,14 +56,13 @@ class Watch:
         for tensor in tensors:
             before = fingerprint(tensor)
             if before is not None:
-                version = None if tensor.is_inference() else tensor._version
-                self._before.append((index, tensor, version, before))
+                self._before.append((index, tensor, version_of(tensor), before))
 
     def changed(self) -> set[int]:
         """Return the operators whose results are others now, though torch saw no change."""
         differ: list[tuple[int, Any]] = []
         for index, tensor, version, before in self._before:
-            if version is not None and tensor._version != version:
+            if version_of(tensor) != version:
                 continue
             after = fingerprint(tensor)
             assert after is not None

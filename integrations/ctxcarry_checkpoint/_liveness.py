@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
+from ctxcarry_checkpoint._ops import first_of
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
@@ -31,7 +33,7 @@ def groups(ops: Sequence[Op]) -> dict[int, list[int]]:
     """Return, by the operator that made a result, all that write to it, itself first."""
     found: dict[int, list[int]] = defaultdict(list)
     for op in ops:
-        found[op.index if op.owner is None else op.owner].append(op.index)
+        found[first_of(op)].append(op.index)
     return dict(found)
 
 
@@ -49,8 +51,8 @@ def live(ops: Sequence[Op], keep: Collection[int]) -> Live:
         so nothing that is called again may have read an earlier one.
     """
     of_group = groups(ops)
-    kept = {op.index if op.owner is None else op.owner for op in ops if op.index in set(keep)}
-    kept = {index for index in kept if ops[index].savable and ops[index].owner is None}
+    firsts = {first_of(ops[index]) for index in keep}
+    kept = {index for index in firsts if ops[index].savable and ops[index].owner is None}
     while True:
         reruns, conflicts = _closure(ops, of_group, kept)
         if not conflicts:
@@ -67,7 +69,7 @@ def _closure(
     while True:
         while waiting:
             op = ops[waiting.pop()]
-            first = op.index if op.owner is None else op.owner
+            first = first_of(op)
             if first in reruns:
                 continue
             # One that is kept and called again for its random numbers is called alone.
@@ -105,8 +107,7 @@ def _is_made(
     conflicts: set[int],
 ) -> bool:
     """Say whether what a reader needs is there without calling `parent`."""
-    owner = ops[parent].owner
-    first = parent if owner is None else owner
+    first = first_of(ops[parent])
     if first == reader or ops[first].scalar:
         return True
     if first not in kept:

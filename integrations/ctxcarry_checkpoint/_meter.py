@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
-
-if TYPE_CHECKING:
-    from ctxcarry_checkpoint._plan import Plan
 
 __all__ = ("Meter",)
 
@@ -22,12 +17,10 @@ class Meter:
 
     Args:
         names: The blocks, in the order of their forward.
-        plan: What they follow.
     """
 
-    def __init__(self, names: tuple[str, ...], plan: Plan) -> None:
+    def __init__(self, names: tuple[str, ...]) -> None:
         self._first, self._last = names[0], names[-1]
-        self._plan = plan
         self._before: int | None = None
         self._returned = False
         self._in_last = False

@@ -23,7 +23,6 @@ __all__ = (
     "fewer",
     "more",
     "other_operator",
-    "tensors",
 )
 
 _FIX = (
@@ -118,15 +117,6 @@ def more(record: Record, index: int, packs: int) -> RecomputeMismatchError:
     """Return the error for a recompute in which autograd keeps more."""
     text = f"autograd keeps more tensors than the {packs} of the forward"
     return _error(record, index, text)
-
-
-def tensors(output: Any) -> list[torch.Tensor]:
-    """Return the tensors of a result."""
-    if isinstance(output, torch.Tensor):
-        return [output]
-    if isinstance(output, (list, tuple)):
-        return [tensor for each in output for tensor in tensors(each)]
-    return []
 
 
 def _error(record: Record, index: int, text: str) -> RecomputeMismatchError:

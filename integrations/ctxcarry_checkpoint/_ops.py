@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ("Action", "Call", "Op")
+__all__ = ("Action", "Call", "Op", "first_of")
 
 
 class Action(enum.IntEnum):
@@ -105,3 +105,8 @@ class Op:
     packed: bool = False
     why: str = ""
     regions: tuple[str, ...] = field(default=())
+
+
+def first_of(op: Op) -> int:
+    """Return the operator that made the memory of a result."""
+    return op.index if op.owner is None else op.owner

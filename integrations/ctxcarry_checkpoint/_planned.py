@@ -192,7 +192,7 @@ class Planner:
             key = frozenset(actions.items())
             self._policies[name] = self._known.setdefault(key, Planned(actions))
         on_cuda: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call,unused-ignore]
-        self._meter = Meter(tuple(self._recorded), plan) if on_cuda else None
+        self._meter = Meter(tuple(self._recorded)) if on_cuda else None
 
     def _correct(self, measured: int) -> None:
         """Solve again where the plan was off."""

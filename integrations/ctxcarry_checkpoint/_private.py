@@ -46,6 +46,7 @@ _throw: Callable[[torch.Tensor], None] | None = getattr(
 )
 
 
+@functools.cache
 def lacking() -> str | None:
     """Return what this torch lacks of what a checkpoint needs, or None."""
     names = {

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ctxcarry_checkpoint import _mismatch as mismatch
 from ctxcarry_checkpoint._hidden import fingerprint
 from ctxcarry_checkpoint._kept import LostError
+from ctxcarry_checkpoint._mode import BlockMode
 from ctxcarry_checkpoint._placeholder import NeededError, Placeholder
 from ctxcarry_checkpoint._private import IGNORED
-from ctxcarry_checkpoint._results import brief, stand_in
-from ctxcarry_checkpoint._schema import has_statistics, without_statistics
+from ctxcarry_checkpoint._results import brief, stand_in, tensors
+from ctxcarry_checkpoint._schema import has_statistics, may_be_random, without_statistics
 from ctxcarry_checkpoint._trace import Role
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Record:
     values: dict[int, list[torch.Tensor | None]] = field(default_factory=dict)
 
 
-class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
+class Recompute(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
     """
     Sees each operator of a block while it runs again.
 
@@ -76,7 +76,7 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignor
     """
 
     def __init__(self, record: Record, *, skip: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
+        super().__init__()
         self.skipped = False
         self.stop: BaseException | None = None
         self.index = 0
@@ -93,16 +93,6 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignor
         self._constants = record.constants
         self._versions = record.versions
         self._values = bool(record.values)
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let what is compiled within the block run as it is."""
-        return True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Not for each operator: `ctxcarry_checkpoint._frame` does so around the block."""
-        return False
 
     def __torch_dispatch__(  # noqa: C901 - a frame less for each operator
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -137,7 +127,7 @@ class Recompute(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignor
         if noted != found:
             mismatch.check_result(self.record, index, output)
         if self._values and index in self.record.values:
-            values = [fingerprint(tensor) for tensor in mismatch.tensors(output)]
+            values = [fingerprint(tensor) for tensor in tensors(output)]
             mismatch.check_values(self.record, index, values)
         return output
 
@@ -180,9 +170,11 @@ def _all(record: Record) -> list[Role]:
         # Kept after it was written to; what reads it before would see the last state.
         kept -= trace.groups
     roles = [_whole(record, i, kept) for i in range(len(record.noted))]
-    drawn = [i for i, role in enumerate(roles) if role is Role.RUN and _is_random(record, i)]
+    drawn = [
+        i for i, role in enumerate(roles) if role is Role.RUN and may_be_random(record.funcs[i])
+    ]
     for index in range(max(drawn, default=0)):
-        if roles[index] is Role.KEPT and _is_random(record, index):
+        if roles[index] is Role.KEPT and may_be_random(record.funcs[index]):
             roles[index] = Role.ADVANCE
     return roles
 
@@ -193,7 +185,3 @@ def _whole(record: Record, index: int, kept: set[int]) -> Role:
     if record.trace is not None and record.trace.ops[index].once:
         return Role.PASS
     return Role.APART if has_statistics(record.funcs[index]) else Role.RUN
-
-
-def _is_random(record: Record, index: int) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(record.funcs[index], "tags", ())

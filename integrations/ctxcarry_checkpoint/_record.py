@@ -30,12 +30,10 @@ class Pack:
     Attributes:
         at: How many operators had run.
         owners: The operators that made its memory; none if it comes from outside.
-        writers: The last that wrote to it.
     """
 
     at: int
     owners: frozenset[int]
-    writers: frozenset[int]
 
 
 class Recorder:
@@ -71,8 +69,8 @@ class Recorder:
     ) -> Op:
         """Record an operator that has run."""
         index = len(self.ops)
-        results = [leaf for leaf in _leaves(output) if isinstance(leaf, torch.Tensor)]
-        inputs = [t for t in _leaves((args, dict(kwargs))) if isinstance(t, torch.Tensor)]
+        results = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+        inputs = [t for t in tree_leaves((args, dict(kwargs))) if isinstance(t, torch.Tensor)]
         read = {key for tensor in inputs for key in storages(tensor)}
         targets = [t for t in written(func, args, kwargs) if isinstance(t, torch.Tensor)]
         changed = {key for tensor in targets for key in storages(tensor)}
@@ -161,7 +159,7 @@ class Recorder:
             self.ops[self._outside[key][0]].once = False
         keys = [key for key in read if key in self._owner]
         owners = frozenset(self._owner[key][0] for key in keys)
-        found = Pack(len(self.ops), owners, frozenset(self._writer[key] for key in keys))
+        found = Pack(len(self.ops), owners)
         self.packs.append(found)
         for owner in owners:
             self.ops[owner].packed = True
@@ -223,7 +221,3 @@ def _settle(
 
 def _name(func: Any) -> str:
     return str(func) if isinstance(func, torch._ops.OpOverload) else func.name()
-
-
-def _leaves(tree: Any) -> list[Any]:
-    return tree_leaves(tree)

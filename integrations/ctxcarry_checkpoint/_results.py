@@ -8,7 +8,7 @@ import torch
 
 from ctxcarry_checkpoint._placeholder import Placeholder
 
-__all__ = ("brief", "layout", "same", "stand_in", "told")
+__all__ = ("brief", "layout", "stand_in", "tensors", "told")
 
 
 def brief(output: Any) -> Any:
@@ -29,11 +29,6 @@ def layout(output: Any) -> Any:
     return output
 
 
-def same(noted: Any, output: Any) -> bool:
-    """Say whether a result has the shape and type that were noted."""
-    return bool(noted == brief(output))
-
-
 def stand_in(noted: Any) -> Any:
     """Return what has the given layout, without memory."""
     if isinstance(noted, tuple):
@@ -44,6 +39,15 @@ def stand_in(noted: Any) -> Any:
         made = [stand_in(part) for part in parts]
         return made if kind is list else tuple(made)
     return noted
+
+
+def tensors(output: Any) -> list[torch.Tensor]:
+    """Return the tensors of a result."""
+    if isinstance(output, torch.Tensor):
+        return [output]
+    if isinstance(output, (list, tuple)):
+        return [tensor for each in output for tensor in tensors(each)]
+    return []
 
 
 def told(noted: Any) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ctxcarry_checkpoint._liveness import live
-from ctxcarry_checkpoint._ops import Action
+from ctxcarry_checkpoint._ops import Action, first_of
 from ctxcarry_checkpoint._schema import has_statistics, is_collective, may_be_random
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Trace:
         }
         # What autograd holds itself, and no operator of the recompute reads, is not kept twice:
         # autograd lets go of it as soon as it has been used.
-        read = {self._first(p) for index in found.reruns for p in self.ops[index].parents}
+        read = {first_of(self.ops[p]) for index in found.reruns for p in self.ops[index].parents}
         self.unread = {
             index
             for index, action in self.actions.items()
@@ -122,11 +122,11 @@ class Trace:
         """Those that are kept and written to in place afterwards."""
 
     def _role(self, op: Op) -> Role:
-        first = self._first(op.index)
+        first = first_of(op)
         if op.scalar:
             return Role.KEPT
         if op.view:
-            there = all(self._is_there(self._first(parent)) for parent in op.parents)
+            there = all(self._is_there(first_of(self.ops[parent])) for parent in op.parents)
             return Role.RUN if there else Role.DEAD
         if op.once:
             return Role.PASS
@@ -142,11 +142,6 @@ class Trace:
         # What works in place on memory that is left out, or is kept in its last state; but it is
         # kept with the sizes that it was made with.
         return Role.RUN if op.reshapes else Role.PASS
-
-    def _first(self, index: int) -> int:
-        """Return the operator that made the memory that one writes to."""
-        owner = self.ops[index].owner
-        return index if owner is None else owner
 
     def _is_there(self, first: int) -> bool:
         if first in self.unread:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ctxcarry_checkpoint._budget import readable
-from ctxcarry_checkpoint._evaluate import first_of
-from ctxcarry_checkpoint._ops import Action
+from ctxcarry_checkpoint._ops import Action, first_of
 
 if TYPE_CHECKING:
     from ctxcarry_checkpoint._evaluate import Choice, Program
