@@ -35,6 +35,7 @@ class BlockForward:
         self.module = module
         self.name = name
         self.engine = engine
+        self.slot = engine.slot_of(name)
         self.before = module.__dict__.get("forward")
         # Its signature and documentation stay those of the module's own.
         functools.update_wrapper(self, module.forward, updated=())
@@ -47,7 +48,7 @@ class BlockForward:
                 self.own,
                 args,
                 kwargs,
-                engine.policy_of(self.name),
+                self.slot.policy,
                 preserve_rng_state=engine.preserve_rng_state,
             )
         if not torch.is_grad_enabled():

@@ -35,7 +35,8 @@ def find_blocks(
             beside it, such as the towers of a model with several.
 
     Returns:
-        The modules by name, each once, in the order of the model.
+        The modules by name, each once, in the order of the model. Of one that
+        ``torch.compile`` has wrapped it is the module itself, for the compiler to see all of it.
 
     Raises:
         TypeError: If a pattern is no text.
@@ -43,7 +44,7 @@ def find_blocks(
             called itself.
     """
     if pattern is None:
-        return _without_nested(_members(_repeated(model)))
+        return _own(_without_nested(_members(_repeated(model))))
     several = _texts(pattern)
     parts = {each: ("**", *path_of(each)) for each in several}
     found: dict[str, nn.Module] = {}
@@ -65,7 +66,11 @@ def find_blocks(
                 f"{name + '.*'!r} finds its members"
             )
             raise ValueError(msg)  # noqa: TRY004  (the pattern is wrong, not its type)
-    return _without_nested(found)
+    return _own(_without_nested(found))
+
+
+def _own(found: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    return {name: module._modules.get("_orig_mod") or module for name, module in found.items()}
 
 
 def _texts(pattern: object) -> list[str]:

@@ -1,8 +1,9 @@
-"""A checkpoint that a compiler traces: torch's own, with the policy."""
+"""A checkpoint that a compiler traces: torch's own, with the policy; and blocks apart from it."""
 
 from __future__ import annotations
 
 import functools
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -12,9 +13,11 @@ from ctxcarry_checkpoint._given import same_policy
 from ctxcarry_checkpoint._ops import Action, Call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-__all__ = ("checkpoint_compiled",)
+    from torch import nn
+
+__all__ = ("checkpoint_compiled", "compiled_around", "uncompiled")
 
 
 def checkpoint_compiled(
@@ -57,3 +60,33 @@ def _contexts(policy: Any) -> Any:
 
     make: Any = create_selective_checkpoint_contexts
     return make(decide)
+
+
+def compiled_around(model: nn.Module, is_block: Callable[[nn.Module], bool]) -> list[nn.Module]:
+    """Return the modules that are compiled, and are blocks or have some within."""
+    return [
+        module
+        for module in model.modules()
+        if (_is_wrapper(module) or getattr(module, "_compiled_call_impl", None) is not None)
+        and any(map(is_block, module.modules()))
+    ]
+
+
+@contextmanager
+def uncompiled(modules: list[nn.Module]) -> Iterator[None]:
+    """Call modules as they are, and not what was compiled of them."""
+    with ExitStack() as undo:
+        for module in modules:
+            # Not by ``setattr``, which the wrapper of a compiled module gives to what it wraps.
+            there = module.__dict__
+            if _is_wrapper(module):
+                undo.callback(there.__setitem__, "forward", there["forward"])
+                there["forward"] = module._modules["_orig_mod"]
+            else:
+                undo.callback(there.__setitem__, "_compiled_call_impl", module._compiled_call_impl)
+                there["_compiled_call_impl"] = None
+        yield
+
+
+def _is_wrapper(module: nn.Module) -> bool:
+    return "_orig_mod" in module._modules and "forward" in module.__dict__

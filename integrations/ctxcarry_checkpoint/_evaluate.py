@@ -75,6 +75,7 @@ class Node:
         first: The operator that makes the memory.
         members: All of them, in order.
         size: Bytes of the memory.
+        made: Bytes that making it again takes; fewer than its size where that is fused.
         nbytes: Bytes that keeping it takes; 0 where somebody else holds them.
         ms: Milliseconds to run all of them.
         advance: How many members run to advance the random numbers; 0 if none draws any.
@@ -88,6 +89,7 @@ class Node:
     first: int
     members: tuple[int, ...]
     size: int
+    made: int
     nbytes: int
     ms: float
     advance: int
@@ -230,6 +232,7 @@ class Program:
             first=first,
             members=tuple(op.index for op in group),
             size=size,
+            made=sum(op.nbytes for op in group if not op.fused),
             nbytes=0 if first in self.held else size,
             ms=sum(op.ms for op in group),
             advance=advance,

@@ -10,10 +10,26 @@ from ctxcarry_checkpoint._ops import Action
 from ctxcarry_checkpoint._policy import Others, Policy
 from ctxcarry_checkpoint.policies import as_policy
 
-__all__ = ("RECOMPUTE", "same_policy")
+__all__ = ("RECOMPUTE", "Slot", "same_policy")
 
 RECOMPUTE = Others(Action.RECOMPUTE)
 """The policy that keeps nothing."""
+
+
+class Slot:
+    """
+    What a block goes by, until a plan says something else.
+
+    Compiled code looks at nothing but the policy in it, so that blocks with the same policy
+    share what was compiled: whatever differs by block would have each compiled anew.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Slot:
+        # A copy of a model follows the same engine.
+        return self
 
 
 def same_policy(given: Any) -> Policy:

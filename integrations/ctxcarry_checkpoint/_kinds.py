@@ -30,12 +30,15 @@ class Block:
         ops: The operators of its forward.
         held: Operators whose results the model holds anyway, as the input of the next block is.
         aliases: Names of other blocks that are known to run the same operators.
+        gradients: Bytes of gradients within it that its backward needs at once, as far as they
+            are counted.
     """
 
     name: str
     ops: tuple[Op, ...]
     held: frozenset[int] = frozenset()
     aliases: tuple[str, ...] = ()
+    gradients: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,15 @@ class Kind:
         ops: The operators of the first of them.
         held: Operators whose results the model holds anyway.
         front: The choices among which a budget decides.
+        gradients: Bytes of gradients within one that its backward needs at once, as far as they
+            are counted.
     """
 
     names: tuple[str, ...]
     ops: tuple[Op, ...]
     held: frozenset[int]
     front: tuple[Choice, ...] = field(default=())
+    gradients: int = 0
 
     @cached_property
     def program(self) -> Program:
@@ -74,7 +80,7 @@ class Kind:
     def unchecked_bytes(self) -> int:
         """Return the bytes that one block keeps where nothing is checkpointed."""
         nodes = self.program.nodes.values()
-        return self.held_bytes + sum(node.nbytes for node in nodes if node.packed)
+        return self.held_bytes + sum(min(node.nbytes, node.made) for node in nodes if node.packed)
 
     @property
     def forward_ms(self) -> float:
@@ -90,15 +96,15 @@ class Kind:
         """
         nodes = self.program.nodes
         again = {first for first in nodes if first in choice.reruns and first not in choice.actions}
-        packed = sum(nodes[first].size for first in again if nodes[first].packed)
-        passing = {first: nodes[first].size for first in again if not nodes[first].packed}
+        packed = sum(nodes[first].made for first in again if nodes[first].packed)
+        passing = {first: nodes[first].made for first in again if not nodes[first].packed}
         between = (
             passing.get(first, nodes[first].size if first in choice.actions else 0)
             + sum(passing.get(parent, 0) for parent in nodes[first].parents())
             for first in nodes
             if first in choice.reruns
         )
-        return packed + choice.offloaded + max(between, default=0)
+        return packed + choice.offloaded + max(between, default=0) + self.gradients
 
 
 @dataclass(frozen=True)
@@ -147,6 +153,7 @@ def kinds_of(
                     time_limit=time_limit,
                 )
             ),
+            block.gradients,
         )
         for block, names in found.values()
     ]

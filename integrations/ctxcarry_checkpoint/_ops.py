@@ -82,6 +82,9 @@ class Op:
         scalar: Whether it returns no tensor, as ``item()`` does; always saved, for 0 bytes.
         savable: Whether its result may be kept at all.
         packed: Whether autograd keeps its result, or a view of it, for the backward.
+        packed_at: How many operators had run each time that autograd kept it.
+        fused: Whether compiled code makes it within the kernel of what reads it, so that making
+            it again takes no memory.
         why: Why it is not savable, or "".
     """
 
@@ -103,6 +106,8 @@ class Op:
     scalar: bool = False
     savable: bool = True
     packed: bool = False
+    packed_at: tuple[int, ...] = ()
+    fused: bool = False
     why: str = ""
     regions: tuple[str, ...] = field(default=())
 

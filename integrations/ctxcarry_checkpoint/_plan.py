@@ -272,6 +272,7 @@ def make_plan(
     """
     kinds = kinds_of(blocks, points=points, offload_ms=offload_ms, time_limit=time_limit)
     whole = sum(len(kind.names) * kind.unchecked_bytes for kind in kinds)
+    whole += max((kind.gradients for kind in kinds), default=0)
     limit = budget_bytes(budget, whole)
     if limit >= whole:
         # Where nothing is recomputed, results pass by just as they do without a checkpoint.

@@ -69,6 +69,7 @@ def _kind(kind: Kind) -> dict[str, Any]:
         "held": sorted(kind.held),
         "ops": [_op(op) for op in kind.ops],
         "front": [_choice(choice) for choice in kind.front],
+        "gradients": kind.gradients,
     }
 
 
@@ -99,12 +100,14 @@ def _read_kind(data: dict[str, Any]) -> Kind:
         ops=tuple(_read_op(each) for each in data["ops"]),
         held=frozenset(data["held"]),
         front=tuple(_read_choice(each) for each in data["front"]),
+        gradients=data.get("gradients", 0),
     )
 
 
 def _read_op(data: dict[str, Any]) -> Op:
     op = Op(**data)
     op.parents, op.regions = tuple(op.parents), tuple(op.regions)
+    op.packed_at = tuple(op.packed_at)
     op.shapes = tuple(tuple(shape) for shape in op.shapes)
     return op
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ctxcarry_checkpoint._cost import estimate
-from ctxcarry_checkpoint._given import RECOMPUTE
+from ctxcarry_checkpoint._fused import as_compiled
+from ctxcarry_checkpoint._given import RECOMPUTE, Slot
 from ctxcarry_checkpoint._meter import Meter
 from ctxcarry_checkpoint._plan import Plan, make_plan
 from ctxcarry_checkpoint._policy import Policy
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ctxcarry_checkpoint._ops import Action, Call
-    from ctxcarry_checkpoint._trace import Site
+    from ctxcarry_checkpoint._trace import Site, Trace
 
 __all__ = ("Planned", "Planner")
 
@@ -72,13 +73,14 @@ class Planner:
         self._roofline = Roofline.of(roofline) if isinstance(roofline, str) else roofline
         self._lock = RLock()
         self._recorded: dict[str, Block] = {}
-        self._policies: dict[str, Policy] = {}
+        self._slots: dict[str, Slot] = {}
         self._known: dict[frozenset[Any], Policy] = {}
         self._plan: Plan | None = None
         self._meter: Meter | None = None
         self._corrections = 0
         self._stepped = False
         self._told = False
+        self._compiled = False
         if plan is not None:
             self._adopt(plan)
             self._meter = None
@@ -97,9 +99,10 @@ class Planner:
         """Return the plan, once there is one."""
         return self._plan
 
-    def policy_of(self, name: str) -> Policy:
-        """Return the policy of a block; until there is a plan, one that keeps nothing."""
-        return self._policies.get(name, RECOMPUTE)
+    def slot_of(self, name: str) -> Slot:
+        """Return what holds the policy of a block; until there is a plan, it keeps nothing."""
+        with self._lock:
+            return self._slots.setdefault(name, Slot(RECOMPUTE))
 
     def begin(self, name: str) -> Mapping[str, Any] | None:
         """
@@ -140,7 +143,7 @@ class Planner:
                         stacklevel=2,
                     )
                 trace = site.traces[0]
-                self._recorded[name] = Block(name, tuple(trace.ops), trace.returned)
+                self._recorded[name] = self._block(name, trace)
             elif self._meter is not None:
                 self._meter.end(name)
 
@@ -151,20 +154,42 @@ class Planner:
             if self._meter is not None:
                 self._meter.backward(name)
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record what is called within, and solve for that."""
+    def adjust(self, measured: int) -> Plan:
+        """Solve again, given the peak that was measured, and return that plan."""
         with self._lock:
-            before = self._plan, self._recorded, self._meter
-            self._plan, self._recorded, self._meter = None, {}, None
+            if self._plan is None:
+                msg = "there is no plan to adjust yet: make one with plan(model, example_inputs)"
+                raise ValueError(msg)
+            self._adopt(self._plan.adjusted(measured))
+            self._meter = None
+            return self._plan
+
+    @contextmanager
+    def recording(self, *, compiled: bool = False) -> Iterator[None]:
+        """
+        Record what is called within, and solve for that.
+
+        Args:
+            compiled: Whether the blocks are to be compiled.
+        """
+        with self._lock:
+            before = self._plan, self._recorded, self._meter, self._compiled
+            self._plan, self._recorded, self._meter, self._compiled = None, {}, None, compiled
             self._stepped = False
         try:
             yield
             plan = self._solve()
         except BaseException:
-            self._plan, self._recorded, self._meter = before
+            self._plan, self._recorded, self._meter, self._compiled = before
             raise
         self._adopt(plan)
+
+    def _block(self, name: str, trace: Trace) -> Block:
+        ops, gradients = tuple(trace.ops), 0
+        if self._compiled:
+            roofline = self._roofline or Roofline.of(torch.device("cpu"))
+            ops, gradients = as_compiled(ops, trace.funcs, trace.returned, roofline)
+        return Block(name, ops, trace.returned, gradients=gradients)
 
     def _cost(self, func: Any, args: tuple[Any, ...], kwargs: Any, output: Any) -> float:
         if self._roofline is None:
@@ -190,7 +215,7 @@ class Planner:
         for name in plan.blocks:
             actions = plan.actions(name)
             key = frozenset(actions.items())
-            self._policies[name] = self._known.setdefault(key, Planned(actions))
+            self.slot_of(name).policy = self._known.setdefault(key, Planned(actions))
         on_cuda: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call,unused-ignore]
         self._meter = Meter(tuple(self._recorded)) if on_cuda else None
 

@@ -162,7 +162,8 @@ class Recorder:
         found = Pack(len(self.ops), owners)
         self.packs.append(found)
         for owner in owners:
-            self.ops[owner].packed = True
+            op = self.ops[owner]
+            op.packed, op.packed_at = True, (*op.packed_at, len(self.ops))
         return found
 
     def owners_of(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:

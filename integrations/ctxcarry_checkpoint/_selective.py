@@ -11,8 +11,9 @@ from ctxcarry_checkpoint._block_forward import is_on, put_on, take_off
 from ctxcarry_checkpoint._blocks import find_blocks
 from ctxcarry_checkpoint._budget import check_budget
 from ctxcarry_checkpoint._checkpoint import kind_of, run_block
+from ctxcarry_checkpoint._compiled import compiled_around, uncompiled
 from ctxcarry_checkpoint._fake import run_fake
-from ctxcarry_checkpoint._given import same_policy
+from ctxcarry_checkpoint._given import Slot, same_policy
 from ctxcarry_checkpoint._planned import Planner
 from ctxcarry_checkpoint._trace import Site
 
@@ -87,7 +88,7 @@ class SelectiveCheckpoint:
         self.preserve_rng_state = preserve_rng_state
         self.early_stop = early_stop
         self.debug = debug
-        self._policy = same_policy(policy)
+        self._slot = Slot(same_policy(policy))
         self._planner: Planner | None = None
         if plan is not None:
             self._planner = Planner(plan.budget, plan=plan)
@@ -148,6 +149,7 @@ class SelectiveCheckpoint:
         example_inputs: Any,
         *,
         blocks: str | Sequence[str] | None = None,
+        compiled: bool | None = None,
     ) -> Plan:
         """
         Solve for the budget, without memory and without running anything, and use that.
@@ -158,6 +160,9 @@ class SelectiveCheckpoint:
             example_inputs: What it is called with: a tensor, a tuple of arguments, or a dict of
                 keyword arguments. Only sizes and types matter.
             blocks: Which blocks, as for `apply`; those that it was applied to if None.
+            compiled: Whether the blocks will be compiled: then what lies between products is
+                fused, which takes other times and less memory. None asks whether they are
+                compiled already.
 
         Returns:
             The plan. Blocks follow it, in this model or another one with the same names.
@@ -170,11 +175,40 @@ class SelectiveCheckpoint:
         if planner is None:
             msg = "a plan is solved for a budget: SelectiveCheckpoint(budget=...)"
             raise ValueError(msg)
-        with self._applied(model, blocks), planner.recording():
-            run_fake(model, example_inputs)
+        with self._applied(model, blocks):
+            around = compiled_around(model, functools.partial(is_on, engine=self))
+            if compiled is None:
+                compiled = bool(around)
+            with planner.recording(compiled=compiled), uncompiled(around):
+                run_fake(model, example_inputs)
         plan = planner.current
         assert plan is not None
         return plan
+
+    def adjust(self, measured_bytes: int) -> Plan:
+        """
+        Solve for the budget again, given the peak that a step was measured to have.
+
+        On a GPU the engine does that by itself in the first steps, but for compiled blocks,
+        which it does not see run. Those with another policy afterwards are compiled anew.
+
+        Args:
+            measured_bytes: The most that the blocks held beyond what was there before them:
+                ``torch.cuda.max_memory_allocated()`` within forward and backward, less
+                ``torch.cuda.memory_allocated()`` before, where gradients were there too.
+
+        Returns:
+            The new plan.
+
+        Raises:
+            ValueError: If there is no plan.
+            BudgetError: Nothing fits with so much more than was predicted.
+        """
+        planner = self._planner
+        if planner is None:
+            msg = "there is no plan to adjust without a budget: SelectiveCheckpoint(budget=...)"
+            raise ValueError(msg)
+        return planner.adjust(measured_bytes)
 
     def _check_names(self, found: Mapping[str, nn.Module]) -> None:
         """Refuse blocks that the plan does not have."""
@@ -199,9 +233,9 @@ class SelectiveCheckpoint:
         finally:
             self.remove(model)
 
-    def policy_of(self, name: str) -> Policy:
-        """Return the policy of a block."""
-        return self._policy if self._planner is None else self._planner.policy_of(name)
+    def slot_of(self, name: str) -> Slot:
+        """Return what holds the policy of a block."""
+        return self._slot if self._planner is None else self._planner.slot_of(name)
 
     def call(
         self,
@@ -216,7 +250,7 @@ class SelectiveCheckpoint:
         options: Mapping[str, Any] | None = None
         if planner is not None:
             options = planner.begin(name)
-        policy = self.policy_of(name)
+        policy = self.slot_of(name).policy
         # What is recorded for a plan is recorded for each block.
         site = self._site(module, policy) if options is None else Site()
         output = run_block(

@@ -50,7 +50,7 @@ def test_all_ways_to_run_a_step_have_the_same_gradients(measured):
     """Each row ran, and its gradients are those without checkpoints."""
     rows = measured[1]["steps"]["rows"]
     assert {row["series"] for row in rows} == {
-        "none", "full", "titan", "ours", "offload", "compile"
+        "none", "full", "titan", "ours", "offload", "compile", "compiled"
     }  # fmt: skip
     assert [row["error"] for row in rows] == [""] * len(rows)
     assert max(row["gradient_error"] for row in rows) < 1e-5
@@ -72,6 +72,29 @@ def test_equal_memory_is_equal(measured):
         assert row["ours_kept_mib"] <= row["budget_mib"]
     titan = next(row for row in rows if row["rule"] == "TorchTitan's rule")
     assert titan["kept_mib"] == titan["budget_mib"] > 0
+
+
+def test_ours_beside_others_at_no_more_memory():
+    """The fastest of ours that fits is taken, whatever it is, and none where none fits."""
+    sys.path.insert(0, str(ROOT / "tests" / "benchmarks"))
+    from checkpoint_bench.report import tables
+
+    rows = [
+        {"name": name, "series": series, "peak_mib": peak, "ms": ms, "error": ""}
+        for name, series, peak, ms in (
+            ("other", "compile", 1000, 10.0),
+            ("small", "full", 500, 20.0),
+            ("eager", "ours", 900, 12.0),
+            ("compiled", "compiled", 990, 9.0),
+            ("large", "compiled", 1100, 8.0),
+        )
+    ]
+    for row in rows:
+        row.update(ratio=1.0, held_mib=1.0, of_budget=None, gradient_error=0.0)
+    data = {"environment": {}, "dispatch": [], "equal": []}
+    found = tables(data | {"steps": {"size": "", "dtype": "", "rows": rows}}, markdown=True)
+    assert "| other | compiled | 0.990 | 0.900 |" in found
+    assert "| small |" not in found.partition("Ours over others")[2]
 
 
 def test_dispatch_counts_the_operators(measured):

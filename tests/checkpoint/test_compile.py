@@ -188,3 +188,93 @@ def test_a_function_that_is_compiled_within_a_checkpoint(backend):
         for _ in range(3):
             made = gradients(partial(checkpoint, compiled, policy=policy))
             assert all(torch.allclose(a, b) for a, b in zip(made, gradients(block)))
+
+
+def test_blocks_with_one_policy_are_compiled_once(backend):
+    """However many there are: torch gives up after compiling the same code some times."""
+    model = fresh(lambda: Plain(count=torch._dynamo.config.recompile_limit + 2))
+    SelectiveCheckpoint(PRODUCTS).apply(model, "layers.*")
+    for layer in model.layers:
+        layer.compile(backend=backend, fullgraph=True)
+    steps(model, batches())
+    assert len(backend.graphs) == 1
+
+
+def test_blocks_are_compiled_once_for_each_policy_of_a_plan(backend):
+    """Those that a plan treats alike share what is compiled."""
+    model = fresh(lambda: Plain(count=12))
+    engine = SelectiveCheckpoint(budget=0.6)
+    plan = engine.plan(model, batches()[0], blocks="layers.*", compiled=True)
+    engine.apply(model, "layers.*")
+    for layer in model.layers:
+        layer.compile(backend=backend, fullgraph=True)
+    steps(model, batches())
+    assert 1 < len(backend.graphs) == len(plan.groups) < 12
+
+
+@pytest.mark.parametrize("how", ["module", "wrapper", "model", "model wrapper"])
+def test_a_plan_of_what_is_compiled(how, backend, expected):
+    """It is made of the operators, and for compiled blocks, without being told so."""
+    model = fresh(Plain)
+    told = SelectiveCheckpoint(budget=0.7).plan(
+        model, batches()[0], blocks="layers.*", compiled=True
+    )
+    options = {"backend": backend, "fullgraph": True}
+    compiled = model
+    if how == "module":
+        for layer in model.layers:
+            layer.compile(**options)
+    elif how == "wrapper":
+        for name, layer in list(model.layers.named_children()):
+            model.layers.register_module(name, torch.compile(layer, **options))
+    elif how == "model":
+        model.compile(**options)
+    else:
+        compiled = torch.compile(model, **options)
+    engine = SelectiveCheckpoint(budget=0.7)
+    engine.apply(compiled, "layers.*")
+    plan = engine.plan(compiled, batches()[0])
+    assert (plan.peak, plan.ms) == (told.peak, told.ms)
+    assert not backend.graphs
+    assert close(steps(compiled, batches()), expected)
+    assert backend.graphs
+
+
+def test_compiled_blocks_keep_other_results():
+    """A budget is not spent on what is fused, and what is fused takes none."""
+    plans = []
+    for compiled in (False, True):
+        engine = SelectiveCheckpoint(budget=0.7)
+        plans.append(engine.plan(fresh(Plain), batches()[0], blocks="layers.*", compiled=compiled))
+    eager, fused = plans
+    assert fused.forward_ms < eager.forward_ms
+    assert any(op.fused for op in fused.groups[0].kind.ops)
+    assert not any(op.fused for op in eager.groups[0].kind.ops)
+    assert type(fused).from_json(fused.to_json()) == fused
+
+
+def test_a_plan_that_is_adjusted(backend):
+    """Blocks are compiled anew where a measured peak asks for other choices."""
+    model = fresh(Plain)
+    engine = SelectiveCheckpoint(budget=0.9)
+    plan = engine.plan(model, batches()[0], blocks="layers.*", compiled=True)
+    engine.apply(model, "layers.*")
+    for layer in model.layers:
+        layer.compile(backend=backend, fullgraph=True)
+    steps(model, batches())
+    before = len(backend.graphs)
+    adjusted = engine.adjust(plan.peak + plan.budget // 4)
+    assert adjusted.kept_bytes < plan.kept_bytes
+    assert adjusted.peak <= plan.budget
+    plain = fresh(Plain)
+    steps(plain, batches())
+    assert close(steps(model, batches()), steps(plain, batches()))
+    assert len(backend.graphs) > before
+
+
+def test_nothing_to_adjust():
+    """Without a budget, or before a plan, there is none."""
+    with pytest.raises(ValueError, match="without a budget"):
+        SelectiveCheckpoint(PRODUCTS).adjust(1)
+    with pytest.raises(ValueError, match="no plan to adjust yet"):
+        SelectiveCheckpoint(budget=0.5).adjust(1)

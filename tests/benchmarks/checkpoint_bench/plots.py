@@ -15,6 +15,7 @@ _KINDS = (".svg", ".png", ".pdf")
 _SERIES = {
     "ours": ("ctxcarry", "#3f51b5", "o", True),
     "offload": ("ctxcarry, offload", "#3f51b5", "^", False),
+    "compiled": ("ctxcarry, compiled blocks", "#00838f", "o", True),
     "none": ("no checkpointing", "#212121", "s", False),
     "full": ("full checkpointing", "#757575", "s", False),
     "titan": ("TorchTitan's rule", "#e65100", "D", False),

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 __all__ = ("as_data", "environment", "tables")
 
 _ALLOWED = 1.05
+# Memory that differs by less is the same.
+_EQUAL = 0.003
+_OURS = frozenset({"ours", "offload", "compiled"})
 
 
 def environment(device: str) -> dict[str, str]:
@@ -104,8 +107,27 @@ def _steps(steps: dict[str, Any], *, markdown: bool) -> list[str]:
         for row in measured
         if (row["of_budget"] or 0) > _ALLOWED
     ]
+    found += _beside(measured, markdown=markdown)
     found += [f"not measured: {r['name']}: {r['error']}" for r in steps["rows"] if r["error"]]
     return found
+
+
+def _beside(rows: list[dict[str, Any]], *, markdown: bool) -> list[str]:
+    """Return what ours takes at no more memory than each of the others."""
+    weighed = [row for row in rows if row["peak_mib"] and row["ms"]]
+    lines = []
+    for other in (row for row in weighed if row["series"] not in _OURS):
+        fits = [
+            row
+            for row in weighed
+            if row["series"] in _OURS and row["peak_mib"] <= other["peak_mib"] * (1 + _EQUAL)
+        ]
+        if fits:
+            best = min(fits, key=lambda row: row["ms"])
+            memory, time = best["peak_mib"] / other["peak_mib"], best["ms"] / other["ms"]
+            lines.append([other["name"], best["name"], f"{memory:.3f}", f"{time:.3f}"])
+    head = ["beside", "the fastest of ours that needs no more", "memory", "time"]
+    return [_table("Ours over others", head, lines, markdown=markdown)] if lines else []
 
 
 def _number(value: float | None, how: str) -> str:
