@@ -2,6 +2,8 @@
 
 import contextvars
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -61,12 +63,18 @@ def clean_slate():
             ctxcarry.unregister(carrier.name)
 
 
+# What torch says of itself where a page compiles something.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_examples_print_what_the_page_shows(page, capsys, clean_slate):
+def test_examples_print_what_the_page_shows(page, capsys, clean_slate, monkeypatch):
     """The examples of a page run in order, each with the names of those before it."""
+    # What is compiled of them is looked up in their module.
+    module = types.ModuleType("example")
+    monkeypatch.setitem(sys.modules, "example", module)
 
     def run_all():
-        names = {"__name__": "example"}
+        names = vars(module)
         for example in examples_of(page):
             # On their own lines of the page, so that a traceback points there.
             source = "\n" * example.start_line + example.source

@@ -129,8 +129,9 @@ class _Block:
     def moved(self, index: int) -> int:
         """Return the bytes that the kernel reads and writes that ends with an operator."""
         size = self.bytes_of(index)
-        # What comes from outside of the block is not known: as much as is made of it.
-        return size + (sum(map(self.bytes_of, self._sources(index))) or size)
+        read = sum(map(self.bytes_of, self._sources(index)))
+        # What comes from outside of the block is not known: about as much as is made of it.
+        return size + (read or max(size, self._largest(self._ops[index])))
 
     def gradients(self) -> int:
         """
@@ -162,8 +163,10 @@ class _Block:
             return True
         if any(reader not in self.fusible for reader in self._kept_by(op)):
             return True
-        sources = [self.bytes_of(source) for source in self._sources(op.index)]
-        return bool(sources) and self.bytes_of(op.index) * _REDUCED <= max(sources)
+        return self.bytes_of(op.index) * _REDUCED <= self._largest(op)
+
+    def _largest(self, op: Op) -> int:
+        return max(map(self.bytes_of, op.parents), default=0)
 
     def _kept_by(self, op: Op) -> list[int]:
         """Return what reads a result, in the forward or in the backward."""

@@ -121,6 +121,8 @@ def test_what_is_reduced():
     """What is much smaller than what it is made of is written, and costs reading that."""
     ops, _ = compiled(lambda x, w: ((y := x @ w) * y.mean(-1, keepdim=True)).exp())
     assert told(ops)[1] == ("mean", 1000 + SQUARE + SQUARE / 8, False)
+    ops, _ = compiled(lambda x, w: (x.exp().mean(-1, keepdim=True) * w) @ w)
+    assert told(ops)[:2] == [("exp", 0.0, True), ("mean", 1000 + SQUARE + SQUARE / 8, False)]
 
 
 def test_in_place():

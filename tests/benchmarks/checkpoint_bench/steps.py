@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch._dynamo.config
 import torch._functorch.config
 from ctxcarry_checkpoint import SelectiveCheckpoint
 from ctxcarry_kernels.bench._timing import by_turns, free
@@ -120,12 +121,14 @@ def measure_steps(
             budget / MIB if isinstance(budget, int) else None,
         )
         bench.add(row, model, warm_up=WARM_UP)
+    # Each plan is compiled once for each of its policies, and again where it is adjusted.
+    torch._dynamo.config.recompile_limit = 64
     bench.deadline = time.monotonic() + compile_seconds
     for part in budgets:
         row = Row(f"torch.compile, budget {part:g}", "compile")
         with torch._functorch.config.patch(activation_memory_budget=part):
             if bench.in_time(row):
-                bench.add(row, _with(step, bench.compiled()))
+                bench.add(row, _with(step, rivals.compiled(bench.backend)))
         bench.add_compiled(row.peak_mib, part)
     bench.time(rounds=rounds, span=span)
     return Steps(str(size), str(step.x.dtype).removeprefix("torch."), bench.rows)
@@ -138,6 +141,7 @@ class _Bench:
         self._device = device
         self._models: dict[str, Model] = {}
         self.deadline = math.inf
+        self.backend = "inductor" if device == "cuda" else "aot_eager_decomp_partition"
         self._expected: list[Tensor] = []
 
     def add(self, row: Row, model: Model, warm_up: int = 2) -> None:
@@ -154,11 +158,6 @@ class _Bench:
             row.error = _told(error)
         else:
             self._models[row.name] = model
-
-    def compiled(self) -> Callable[..., Any]:
-        """Return what calls a block compiled."""
-        backend = "inductor" if self._device == "cuda" else "aot_eager_decomp_partition"
-        return rivals.compiled(backend)
 
     def add_compiled(self, peak_mib: float | None, part: float) -> None:
         """
@@ -181,7 +180,8 @@ class _Bench:
             self.rows.append(row)
             return
         engine.apply(model, blocks="layers.*")
-        model.call = self.compiled()
+        for block in model.layers:
+            block.compile(backend=self.backend, fullgraph=True)
         self.add(row, model)
         for _ in range(CORRECTIONS):
             if row.of_budget is None or abs(row.of_budget - 1) < CLOSE:
