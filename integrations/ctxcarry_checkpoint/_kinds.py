@@ -32,6 +32,8 @@ class Block:
         aliases: Names of other blocks that are known to run the same operators.
         gradients: Bytes of gradients within it that its backward needs at once, as far as they
             are counted.
+        calls: How often it is called before its backward: by several microbatches of a
+            pipeline, or several times in a forward.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Block:
     held: frozenset[int] = frozenset()
     aliases: tuple[str, ...] = ()
     gradients: int = 0
+    calls: int = 1
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Kind:
         front: The choices among which a budget decides.
         gradients: Bytes of gradients within one that its backward needs at once, as far as they
             are counted.
+        calls: How often each is called before its backward.
     """
 
     names: tuple[str, ...]
@@ -60,6 +64,7 @@ class Kind:
     held: frozenset[int]
     front: tuple[Choice, ...] = field(default=())
     gradients: int = 0
+    calls: int = 1
 
     @cached_property
     def program(self) -> Program:
@@ -73,12 +78,12 @@ class Kind:
 
     @property
     def held_bytes(self) -> int:
-        """Return the bytes of one block that the model holds whatever is chosen."""
+        """Return the bytes of a call that the model holds whatever is chosen."""
         return sum(node.size - node.nbytes for node in self.program.nodes.values())
 
     @property
     def unchecked_bytes(self) -> int:
-        """Return the bytes that one block keeps where nothing is checkpointed."""
+        """Return the bytes that a call keeps where nothing is checkpointed."""
         nodes = self.program.nodes.values()
         return self.held_bytes + sum(min(node.nbytes, node.made) for node in nodes if node.packed)
 
@@ -86,6 +91,10 @@ class Kind:
     def forward_ms(self) -> float:
         """Return the milliseconds of the forward of one block."""
         return sum(op.ms for op in self.ops)
+
+    def kept_bytes(self, choice: Choice) -> int:
+        """Return the bytes that one block holds between forward and backward, of all its calls."""
+        return self.calls * (self.held_bytes + choice.nbytes)
 
     def working(self, choice: Choice) -> int:
         """
@@ -136,7 +145,7 @@ def kinds_of(
     """
     found: dict[object, tuple[Block, list[str]]] = {}
     for block in blocks:
-        key = tuple(_signature(op) for op in block.ops), block.held
+        key = tuple(_signature(op) for op in block.ops), block.held, block.calls
         _, names = found.setdefault(key, (block, []))
         names += [block.name, *block.aliases]
     return [
@@ -154,6 +163,7 @@ def kinds_of(
                 )
             ),
             block.gradients,
+            block.calls,
         )
         for block, names in found.values()
     ]
@@ -165,7 +175,7 @@ def peak_of(shares: Sequence[Share]) -> int:
 
     That the blocks after it have let go of theirs by then is not counted on.
     """
-    kept = sum(share.count * (share.kind.held_bytes + share.choice.nbytes) for share in shares)
+    kept = sum(share.count * share.kind.kept_bytes(share.choice) for share in shares)
     return kept + max((share.kind.working(share.choice) for share in shares), default=0)
 
 

@@ -54,6 +54,11 @@ class Group:
         return f"{self.names[0]} … {self.names[-1]} ({len(self.names)})"
 
     @property
+    def calls(self) -> int:
+        """Return how often they are called, all together, before their backward."""
+        return len(self.names) * self.kind.calls
+
+    @property
     def share(self) -> Share:
         """Return the group without its names."""
         return Share(self.kind, self.choice, len(self.names))
@@ -98,20 +103,17 @@ class Plan:
     @property
     def kept_bytes(self) -> int:
         """Return the bytes that all blocks keep on the device, with what is held anyway."""
-        return sum(
-            len(group.names) * (group.kind.held_bytes + group.choice.nbytes)
-            for group in self.groups
-        )
+        return sum(len(group.names) * group.kind.kept_bytes(group.choice) for group in self.groups)
 
     @property
     def offloaded_bytes(self) -> int:
         """Return the bytes that all blocks keep in the memory of the CPU."""
-        return sum(len(group.names) * group.choice.offloaded for group in self.groups)
+        return sum(group.calls * group.choice.offloaded for group in self.groups)
 
     @property
     def unchecked_bytes(self) -> int:
         """Return the bytes that are kept where nothing is checkpointed."""
-        return sum(len(group.names) * group.kind.unchecked_bytes for group in self.groups)
+        return sum(group.calls * group.kind.unchecked_bytes for group in self.groups)
 
     @property
     def full_bytes(self) -> int:
@@ -121,22 +123,22 @@ class Plan:
     @property
     def full_ms(self) -> float:
         """Return the milliseconds of recompute where all is recomputed."""
-        return sum(share.count * share.choice.ms for share in self._full())
+        return sum(share.count * share.kind.calls * share.choice.ms for share in self._full())
 
     @property
     def ms(self) -> float:
         """Return the milliseconds of recompute in all blocks."""
-        return sum(len(group.names) * group.choice.ms for group in self.groups)
+        return sum(group.calls * group.choice.ms for group in self.groups)
 
     @property
     def cost(self) -> float:
         """Return the milliseconds that the plan adds to a step."""
-        return sum(len(group.names) * group.choice.cost for group in self.groups)
+        return sum(group.calls * group.choice.cost for group in self.groups)
 
     @property
     def forward_ms(self) -> float:
         """Return the milliseconds of the forward of all blocks."""
-        return sum(len(group.names) * group.kind.forward_ms for group in self.groups)
+        return sum(group.calls * group.kind.forward_ms for group in self.groups)
 
     @property
     def exact(self) -> bool:
@@ -271,7 +273,7 @@ def make_plan(
         ValueError: The budget is none.
     """
     kinds = kinds_of(blocks, points=points, offload_ms=offload_ms, time_limit=time_limit)
-    whole = sum(len(kind.names) * kind.unchecked_bytes for kind in kinds)
+    whole = sum(len(kind.names) * kind.calls * kind.unchecked_bytes for kind in kinds)
     whole += max((kind.gradients for kind in kinds), default=0)
     limit = budget_bytes(budget, whole)
     if limit >= whole:

@@ -70,6 +70,7 @@ def _kind(kind: Kind) -> dict[str, Any]:
         "ops": [_op(op) for op in kind.ops],
         "front": [_choice(choice) for choice in kind.front],
         "gradients": kind.gradients,
+        "calls": kind.calls,
     }
 
 
@@ -101,6 +102,7 @@ def _read_kind(data: dict[str, Any]) -> Kind:
         held=frozenset(data["held"]),
         front=tuple(_read_choice(each) for each in data["front"]),
         gradients=data.get("gradients", 0),
+        calls=data.get("calls", 1),
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from contextlib import contextmanager
 from threading import RLock
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 
@@ -49,6 +51,21 @@ class Planned(Policy):
         return f"Planned({len(self._actions)} kept)"
 
 
+class _Flight:
+    """
+    A call of a block that is recorded, from its forward to its backward.
+
+    It is gone, too, where the graph is let go of without a backward.
+    """
+
+    def __init__(self, planner: Planner, name: str) -> None:
+        self._planner = planner
+        self._name = name
+
+    def __call__(self) -> None:
+        self._planner.needed(self._name, self)
+
+
 class Planner:
     """
     Has blocks recorded, and knows the plan from then on.
@@ -79,20 +96,22 @@ class Planner:
         self._meter: Meter | None = None
         self._corrections = 0
         self._stepped = False
-        self._told = False
+        self._flying: dict[str, WeakSet[_Flight]] = {}
         self._compiled = False
+        self._in_flight = 1
         if plan is not None:
             self._adopt(plan)
             self._meter = None
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        del state["_lock"]
+        del state["_lock"], state["_flying"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._lock = RLock()
+        self._flying = {}
 
     @property
     def current(self) -> Plan | None:
@@ -104,12 +123,13 @@ class Planner:
         with self._lock:
             return self._slots.setdefault(name, Slot(RECOMPUTE))
 
-    def begin(self, name: str) -> Mapping[str, Any] | None:
+    def begin(self, name: str) -> Mapping[str, Any]:
         """
         Begin a call of a block.
 
         Returns:
-            The options for a call that is recorded, or None where there is a plan.
+            The options for the call; with the cost of an operator where it is recorded, since
+            there is no plan yet.
         """
         with self._lock:
             if self._plan is None:
@@ -117,13 +137,15 @@ class Planner:
                 if name in self._recorded and self._stepped:
                     self._adopt(self._solve())
                 else:
-                    return {"cost": self._cost}
+                    flight = _Flight(self, name)
+                    self._flying.setdefault(name, WeakSet()).add(flight)
+                    return {"cost": self._cost, "on_backward": flight}
             if self._meter is not None:
                 self._meter.begin(name)
                 measured = self._meter.result()
                 if measured is not None:
                     self._correct(measured)
-        return None
+        return {"on_backward": functools.partial(self.needed, name)}
 
     def end(self, name: str, site: Site | None) -> None:
         """
@@ -135,22 +157,18 @@ class Planner:
         """
         with self._lock:
             if site is not None:
-                if name in self._recorded and not self._stepped and not self._told:
-                    self._told = True
-                    warnings.warn(
-                        f"the block {name!r} is called several times before a backward; the plan "
-                        "counts what it keeps once, so that more than the budget is held",
-                        stacklevel=2,
-                    )
-                trace = site.traces[0]
-                self._recorded[name] = self._block(name, trace)
+                before = self._recorded.get(name)
+                calls = max(len(self._flying.get(name, ())), before.calls if before else 1)
+                self._recorded[name] = self._block(name, site.traces[0], calls * self._in_flight)
             elif self._meter is not None:
                 self._meter.end(name)
 
-    def needed(self, name: str) -> None:
-        """Note that the backward of a block begins."""
+    def needed(self, name: str, flight: _Flight | None = None) -> None:
+        """Note that the backward of a block begins, of a call that was recorded if one is given."""
         with self._lock:
             self._stepped = True
+            if flight is not None:
+                self._flying[name].discard(flight)
             if self._meter is not None:
                 self._meter.backward(name)
 
@@ -165,31 +183,34 @@ class Planner:
             return self._plan
 
     @contextmanager
-    def recording(self, *, compiled: bool = False) -> Iterator[None]:
+    def recording(self, *, compiled: bool = False, in_flight: int = 1) -> Iterator[None]:
         """
         Record what is called within, and solve for that.
 
         Args:
             compiled: Whether the blocks are to be compiled.
+            in_flight: How many such forwards come before the backward of the first.
         """
         with self._lock:
-            before = self._plan, self._recorded, self._meter, self._compiled
-            self._plan, self._recorded, self._meter, self._compiled = None, {}, None, compiled
+            before = self._plan, self._recorded, self._meter, self._compiled, self._in_flight
+            self._plan, self._recorded, self._meter = None, {}, None
+            self._compiled, self._in_flight = compiled, in_flight
             self._stepped = False
+            self._flying = {}
         try:
             yield
             plan = self._solve()
         except BaseException:
-            self._plan, self._recorded, self._meter, self._compiled = before
+            self._plan, self._recorded, self._meter, self._compiled, self._in_flight = before
             raise
         self._adopt(plan)
 
-    def _block(self, name: str, trace: Trace) -> Block:
+    def _block(self, name: str, trace: Trace, calls: int) -> Block:
         ops, gradients = tuple(trace.ops), 0
         if self._compiled:
             roofline = self._roofline or Roofline.of(torch.device("cpu"))
             ops, gradients = as_compiled(ops, trace.funcs, trace.returned, roofline)
-        return Block(name, ops, trace.returned, gradients=gradients)
+        return Block(name, ops, trace.returned, gradients=gradients, calls=calls)
 
     def _cost(self, func: Any, args: tuple[Any, ...], kwargs: Any, output: Any) -> float:
         if self._roofline is None:

@@ -150,6 +150,7 @@ class SelectiveCheckpoint:
         *,
         blocks: str | Sequence[str] | None = None,
         compiled: bool | None = None,
+        in_flight: int = 1,
     ) -> Plan:
         """
         Solve for the budget, without memory and without running anything, and use that.
@@ -163,14 +164,19 @@ class SelectiveCheckpoint:
             compiled: Whether the blocks will be compiled: then what lies between products is
                 fused, which takes other times and less memory. None asks whether they are
                 compiled already.
+            in_flight: How many forwards come before the backward of the first of them, as the
+                microbatches of a pipeline do. A first step that is recorded counts them.
 
         Returns:
             The plan. Blocks follow it, in this model or another one with the same names.
 
         Raises:
-            ValueError: If there is no budget.
+            ValueError: If there is no budget, or nothing is in flight.
             BudgetError: If nothing fits into it; it says what would.
         """
+        if in_flight < 1:
+            msg = f"in_flight is how many forwards await their backward, so 1 or more: {in_flight}"
+            raise ValueError(msg)
         planner = self._planner
         if planner is None:
             msg = "a plan is solved for a budget: SelectiveCheckpoint(budget=...)"
@@ -179,7 +185,7 @@ class SelectiveCheckpoint:
             around = compiled_around(model, functools.partial(is_on, engine=self))
             if compiled is None:
                 compiled = bool(around)
-            with planner.recording(compiled=compiled), uncompiled(around):
+            with planner.recording(compiled=compiled, in_flight=in_flight), uncompiled(around):
                 run_fake(model, example_inputs)
         plan = planner.current
         assert plan is not None
@@ -247,12 +253,11 @@ class SelectiveCheckpoint:
     ) -> Any:
         """Call a block."""
         planner = self._planner
-        options: Mapping[str, Any] | None = None
-        if planner is not None:
-            options = planner.begin(name)
+        options: Mapping[str, Any] = {} if planner is None else planner.begin(name)
+        recorded = "cost" in options
         policy = self.slot_of(name).policy
         # What is recorded for a plan is recorded for each block.
-        site = self._site(module, policy) if options is None else Site()
+        site = Site() if recorded else self._site(module, policy)
         output = run_block(
             own,
             args,
@@ -263,11 +268,10 @@ class SelectiveCheckpoint:
             early_stop=self.early_stop,
             debug=self.debug,
             root=module,
-            on_backward=None if planner is None else functools.partial(planner.needed, name),
-            **(options or {}),
+            **options,
         )
         if planner is not None:
-            planner.end(name, None if options is None else site)
+            planner.end(name, site if recorded else None)
         return output
 
     def _site(self, module: nn.Module, policy: Policy) -> Site:

@@ -91,7 +91,7 @@ def refined(
     found = list(shares)
     for place in sorted(range(len(found)), key=lambda place: -found[place].count):
         share = found[place]
-        spare = (budget - peak_of(found)) // share.count
+        spare = (budget - peak_of(found)) // (share.count * share.kind.calls)
         if spare <= 0 or share.choice.cost <= share.kind.front[-1].cost:
             continue
         choice = solve(
@@ -130,7 +130,7 @@ class _Knapsack:
         self._columns: list[tuple[Kind, Choice, int]] = []
         levels = _levels(kinds)
         unit = max(budget / 1e6, 1.0)
-        ms = sum(len(kind.names) * kind.front[0].cost for kind in kinds) or 1.0
+        ms = sum(len(kind.names) * kind.calls * kind.front[0].cost for kind in kinds) or 1.0
         # A level is open if a block may work at it, and those below are then open too.
         opens = [self._rows.column(0, whole=True) for _ in levels]
         for lower, upper in pairwise(opens):
@@ -141,10 +141,11 @@ class _Knapsack:
             count = len(kind.names)
             columns = []
             for choice, working in zip(kind.front, kind.workings):
-                column = self._rows.column(choice.cost / ms, most=count, whole=True)
+                cost = kind.calls * choice.cost / ms
+                column = self._rows.column(cost, most=count, whole=True)
                 columns.append(column)
                 self._columns.append((kind, choice, column))
-                bytes_of.append((column, (kind.held_bytes + choice.nbytes) / unit))
+                bytes_of.append((column, kind.kept_bytes(choice) / unit))
                 level = next(at for at, level in enumerate(levels) if working <= level)
                 self._rows.add([(column, 1), (opens[level], -count)], most=0)
             self._rows.add([(column, 1) for column in columns], least=count, most=count)
@@ -165,9 +166,7 @@ def _greedy(kinds: Sequence[Kind], budget: int) -> list[Share]:
     for level in _levels(kinds):
         shares = _smallest(kinds, level)
         if shares and peak_of(shares) <= budget:
-            kept = sum(
-                share.count * (share.kind.held_bytes + share.choice.nbytes) for share in shares
-            )
+            kept = sum(share.count * share.kind.kept_bytes(share.choice) for share in shares)
             found.append(_upgraded(kinds, level, budget - level - kept))
     return min(found, key=_cost)
 
@@ -178,9 +177,9 @@ def _upgraded(kinds: Sequence[Kind], level: int, room: int) -> list[Share]:
     steps = []
     for which, hull in enumerate(hulls):
         for at, (left, right) in enumerate(pairwise(hull)):
-            nbytes = right.nbytes - left.nbytes
-            steps.append(((left.cost - right.cost) / nbytes, which, at, nbytes))
-    for _, which, at, nbytes in sorted(steps, key=lambda step: (-step[0], step[1:])):
+            nbytes = kinds[which].calls * (right.nbytes - left.nbytes)
+            steps.append((-_slope(left, right), which, at, nbytes))
+    for _, which, at, nbytes in sorted(steps):
         moved = min(counts[which][at], room // nbytes)
         counts[which][at] -= moved
         counts[which][at + 1] += moved
@@ -230,4 +229,4 @@ def _levels(kinds: Sequence[Kind]) -> list[int]:
 
 
 def _cost(shares: Iterable[Share]) -> float:
-    return sum(share.count * share.choice.cost for share in shares)
+    return sum(share.count * share.kind.calls * share.choice.cost for share in shares)

@@ -1,7 +1,6 @@
 """Training with a budget for the blocks of a model: the plan it follows, what is really kept."""
 
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ pytest.importorskip("scipy")
 pytest.importorskip("rich")
 
 import torch
-from ctxcarry_checkpoint import BudgetError, SelectiveCheckpoint
+from ctxcarry_checkpoint import BudgetError, Plan, SelectiveCheckpoint
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -59,18 +58,60 @@ def test_gradients(budget, expected):
     assert plan.peak <= plan.budget
 
 
-def test_two_forwards_before_the_backward(expected):
-    """Forwards before the first backward, as with a pipeline, are recorded and then followed."""
+def test_two_forwards_before_the_backward(known):
+    """Forwards before the first backward, as with a pipeline, are counted in the first step."""
     model = fresh(Plain)
-    SelectiveCheckpoint(budget=0.5).apply(model, "layers.*")
+    engine = SelectiveCheckpoint(budget=0.5)
+    engine.apply(model, "layers.*")
     reference = fresh(Plain)
     for each in (model, reference):
-        several = pytest.warns(UserWarning, match="called several times before a backward")
-        with several if each is model else nullcontext():
-            losses = [each(batch).square().sum() for batch in batches()]
+        losses = [each(batch).square().sum() for batch in batches()]
         for loss in losses:
             loss.backward()
     assert same([p.grad for p in model.parameters()], [p.grad for p in reference.parameters()])
+    model(batches()[0]).sum().backward()
+    plan = followed(engine)
+    assert plan.unchecked_bytes == len(losses) * known.unchecked_bytes
+    assert plan.peak <= plan.budget == plan.unchecked_bytes // 2
+
+
+def test_forwards_without_a_backward(known):
+    """What a forward kept that had no backward is gone, and does not count."""
+    model = fresh(Plain)
+    engine = SelectiveCheckpoint(budget=0.9)
+    engine.apply(model, "layers.*")
+    for _ in range(3):
+        model(batches()[0])
+    for _ in range(2):
+        model(batches()[0]).sum().backward()
+    assert followed(engine).unchecked_bytes == known.unchecked_bytes
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_several_in_flight(compiled):
+    """A plan keeps the budget with so many forwards, of which one is in its backward."""
+    plans = [
+        SelectiveCheckpoint(budget=1.0).plan(
+            fresh(Plain), EXAMPLE, blocks="layers.*", in_flight=count, compiled=compiled
+        )
+        for count in (1, 4)
+    ]
+    assert plans[1].kept_bytes == 4 * plans[0].kept_bytes
+    one, four = (plan.groups[0].kind for plan in plans)
+    assert four.working(four.front[0]) == one.working(one.front[0])
+    budget = plans[1].full_bytes + (plans[1].unchecked_bytes - plans[1].full_bytes) // 2
+    tight = SelectiveCheckpoint(budget=budget).plan(
+        fresh(Plain), EXAMPLE, blocks="layers.*", in_flight=4, compiled=compiled
+    )
+    assert plans[1].full_bytes < tight.peak <= budget
+    assert 0 < tight.ms < tight.full_ms
+    assert Plan.from_json(tight.to_json()) == tight
+
+
+def test_nothing_in_flight():
+    """There is one at least."""
+    with pytest.raises(ValueError, match="so 1 or more: 0"):
+        SelectiveCheckpoint(budget=0.5).plan(fresh(Plain), EXAMPLE, in_flight=0)
 
 
 def test_what_is_kept(known):
@@ -169,7 +210,7 @@ def test_a_block_that_is_never_called():
 
 
 def test_a_block_that_is_called_twice():
-    """A block that a step calls twice keeps its results twice, and the plan counts them once."""
+    """A block that a step calls twice keeps its results twice, which the plan counts."""
 
     class Twice(Plain):
         def forward(self, x):
@@ -182,9 +223,11 @@ def test_a_block_that_is_called_twice():
     model = fresh(Twice, 2)
     engine = SelectiveCheckpoint(budget=0.8)
     engine.apply(model, "layers.*")
-    with pytest.warns(UserWarning, match="'layers.0' is called several times before a backward"):
-        assert same(expected, steps(model, batches(4)))
-    assert followed(engine) is not None
+    assert same(expected, steps(model, batches(4)))
+    plan = followed(engine)
+    assert [group.kind.calls for group in plan.groups] == [2] * len(plan.groups)
+    assert plan.peak <= plan.budget
+    assert held(model, batches()[0], NAMES[:2]) == plan.kept_bytes
 
 
 def test_not_recorded_in_evaluation(expected):
