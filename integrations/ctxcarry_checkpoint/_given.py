@@ -20,12 +20,18 @@ class Slot:
     """
     What a block goes by, until a plan says something else.
 
-    Compiled code looks at nothing but the policy in it, so that blocks with the same policy
+    Compiled code looks at nothing but this of an engine, so that blocks with the same policy
     share what was compiled: whatever differs by block would have each compiled anew.
+
+    Attributes:
+        policy: The policy.
+        recomputes: Whether anything is recomputed. A compiler that nothing is asked of is
+            left alone.
     """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
+        self.recomputes = True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Slot:
         # A copy of a model follows the same engine.

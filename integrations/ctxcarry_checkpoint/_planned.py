@@ -236,7 +236,9 @@ class Planner:
         for name in plan.blocks:
             actions = plan.actions(name)
             key = frozenset(actions.items())
-            self.slot_of(name).policy = self._known.setdefault(key, Planned(actions))
+            slot = self.slot_of(name)
+            slot.policy = self._known.setdefault(key, Planned(actions))
+            slot.recomputes = plan.group(name).choice.ms > 0
         on_cuda: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call,unused-ignore]
         self._meter = Meter(tuple(self._recorded)) if on_cuda else None
 

@@ -253,6 +253,22 @@ def test_compiled_blocks_keep_other_results():
     assert type(fused).from_json(fused.to_json()) == fused
 
 
+def test_a_plan_that_recomputes_nothing(backend, expected):
+    """The compiler is left alone: there is no checkpoint in what it sees."""
+    for budget, checkpoints in ((1.0, 0), (0.7, 1)):
+        torch._dynamo.reset()
+        backend.graphs.clear()
+        model = fresh(Plain)
+        engine = SelectiveCheckpoint(budget=budget)
+        engine.plan(model, batches()[0], blocks="layers.*", compiled=True)
+        engine.apply(model, "layers.*")
+        for layer in model.layers:
+            layer.compile(backend=backend, fullgraph=True)
+        assert close(steps(model, batches()), expected)
+        targets = [str(node.target) for node in backend.graphs[0].graph.nodes]
+        assert targets.count("tag_activation_checkpoint") == checkpoints
+
+
 def test_a_plan_that_is_adjusted(backend):
     """Blocks are compiled anew where a measured peak asks for other choices."""
     model = fresh(Plain)
