@@ -14,6 +14,7 @@ import torch
 import torchtitan.distributed.spmd_types as titan
 from ctxcarry_checkpoint import SelectiveCheckpoint, policies
 from spmd_types import _mesh_axis, current_mesh_names
+from torch._dynamo.testing import AotEagerAndRecordGraphs
 from torch.distributed.device_mesh import init_device_mesh
 from torchtitan.distributed import utils
 from torchtitan.distributed.activation_checkpoint import SelectiveAC
@@ -123,6 +124,28 @@ def test_budget(expected):
     assert 0 < plan.ms < plan.full_ms
     engine.apply(made, "layers.*")
     assert same(expected, steps(made, tokens()))
+
+
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd is returning a function")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("options", [{"policy": policies.torchtitan()}, {"budget": 0.7}])
+def test_blocks_that_are_compiled(options, expected):
+    """Each by itself and after the checkpoints, as TorchTitan does; they share what is compiled."""
+    torch._dynamo.reset()
+    backend = AotEagerAndRecordGraphs()
+    made = model()
+    engine = SelectiveCheckpoint(**options)
+    engine.apply(made, "layers.*")
+    groups = 1
+    if "budget" in options:
+        groups = len(engine.plan(made, tokens()[0], compiled=True).groups)
+    for layer in made.layers.values():
+        layer.compile(backend=backend, fullgraph=True)
+    found = steps(made, tokens())
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected))
+    assert len(backend.graphs) == groups
+    torch._dynamo.reset()
 
 
 @pytest.fixture
