@@ -18,8 +18,10 @@ from ctxcarry_checkpoint._trace import Note, Site, Trace, constants
 from ctxcarry_checkpoint._where import calling_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    import weakref
+    from collections.abc import Callable, Mapping, Sequence
 
+    from ctxcarry_checkpoint._holder import Holder
     from ctxcarry_checkpoint._record import Cost, Pack
 
     Constants = tuple[tuple[int, ...], tuple[Any, ...], Mapping[str, Any] | None]
@@ -51,6 +53,8 @@ class Forward(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
         kept: By operator: its result.
         values: By operator: a number of what it returned.
         recorder: What records, where nothing is followed from the start.
+        holders: What autograd was given for each tensor that it keeps.
+        packs: What is known of those, as of `Trace`.
         paused: Whether what runs now is not the block's.
     """
 
@@ -87,7 +91,7 @@ class Forward(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
         self._nth: dict[Any, int] = {}
         self._constant_at: list[tuple[tuple[int, ...], bool]] = []
         self._kept_storages: dict[int, int] = {}
-        self._packs = 0
+        self.holders: list[weakref.ref[Holder]] = []
         self._follow(self.trace)
 
     @property
@@ -131,18 +135,13 @@ class Forward(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
 
     def pack(self, tensor: torch.Tensor) -> tuple[bool, bool]:
         """
-        Note that autograd keeps a tensor.
+        Note that autograd keeps a tensor which is not the next of those known.
 
         Returns:
             Whether to hold the tensor itself, since its memory stays in any case, and
             whether the block made it.
         """
-        at, number = len(self.noted), self._packs
-        self._packs += 1
         if self.trace is not None:
-            packs = self.trace.packs
-            if number < len(packs) and packs[number][0] == at:
-                return packs[number][1:]
             self.leave()
         if self.recorder is not None:
             pack = self.recorder.pack(tensor)
@@ -215,10 +214,11 @@ class Forward(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
         self._expected: list[Any] = [] if trace is None else trace.funcs
         self._notes: list[int] = [] if trace is None else trace.notes
         self._constants_at = [] if trace is None else trace.constants
+        self.packs: Sequence[tuple[int, bool, bool]] = () if trace is None else trace.packs
 
     def _switch(self, func: Any) -> bool:
         assert self.trace is not None
-        other = self.site.other(self.trace, func, len(self.noted), self._packs)
+        other = self.site.other(self.trace, func, len(self.noted), len(self.holders))
         if other is not None:
             self._follow(other)
         return other is not None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
 from contextlib import nullcontext
 from threading import RLock
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -16,10 +16,10 @@ from ctxcarry_checkpoint import _mismatch as mismatch
 from ctxcarry_checkpoint._ambient import Ambient, clear_autocast_cache
 from ctxcarry_checkpoint._context import explained
 from ctxcarry_checkpoint._forward import Forward
-from ctxcarry_checkpoint._holder import Holder, Inputs
-from ctxcarry_checkpoint._kept import prefetch
+from ctxcarry_checkpoint._holder import Holder, Inputs, unpacked
+from ctxcarry_checkpoint._kept import prefetch, version_of
 from ctxcarry_checkpoint._placeholder import NeededError, Placeholder
-from ctxcarry_checkpoint._private import default_hooks, detached, keeps_graph, without_dynamo
+from ctxcarry_checkpoint._private import default_hooks, detached, detached_each, keeps_graph, without_dynamo
 from ctxcarry_checkpoint._recompute import Recompute, Record
 from ctxcarry_checkpoint._region import current as current_regions
 from ctxcarry_checkpoint._trace import Site
@@ -55,6 +55,9 @@ class Frame:
         root: The module whose submodules name what runs, if any.
         cost: Tells what an operator takes, for a plan.
         on_backward: Called when a backward first comes to the block.
+
+    Attributes:
+        quiet: Whether nothing is to be noted any more when a tensor is asked for.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Frame:
         self._hooks = default_hooks()
         self._holds_others = False
         self._unused = True
+        self.quiet = False
         self._spent = False
         if self._hooks is not None:
             # A checkpoint around this one counts what is packed. So the same is packed each
@@ -90,7 +94,6 @@ class Frame:
         self._ambient = Ambient(args, preserve_rng_state=preserve_rng_state)
         self._snapshot = capture_forward()
         self._lock = RLock()
-        self._holders: list[weakref.ref[Holder]] = []
         self._record: Record | None = None
         names = ModuleNames(root)
         # Not a method of this one: what refers to what refers to it is freed late.
@@ -102,6 +105,7 @@ class Frame:
             names=lambda: (names.current, current_regions()),
             cost=cost,
         )
+        self._holders = self._mode.holders
         # Of a forward that follows another one the names are known.
         self._names: Any = names if self._mode.trace is None else nullcontext()
 
@@ -112,11 +116,12 @@ class Frame:
         if self._ambient.casts:
             clear_autocast_cache()
         args, kwargs = self._inputs.given()
-        with self._names, saved_tensors_hooks(self._pack, self._unpack), mode:
+        with self._names, saved_tensors_hooks(self._pack, unpacked), mode:
             output = self._fn(*args, **kwargs)
         tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
         mode.finish(tensors)
         self._record = self._so_far()
+        self.quiet = self._on_backward is None
         self._inputs.let_go()
         return output
 
@@ -143,6 +148,7 @@ class Frame:
             self._unused = False
         elif self._on_backward is not None:
             call, self._on_backward = self._on_backward, None
+            self.quiet = True
             call()
 
     def _so_far(self) -> Record:
@@ -169,20 +175,31 @@ class Frame:
 
     def _pack(self, tensor: torch.Tensor) -> Holder:
         mode = self._mode
-        stays, made = mode.pack(tensor)
-        holder = Holder(self)
-        self._holders.append(weakref.ref(holder))
-        if stays:
-            mode.paused = True
-            try:
-                holder.hold(tensor, self._hooks, made=made)
-            finally:
-                mode.paused = False
+        holders = self._holders
+        packs = mode.packs
+        number = len(holders)
+        if number < len(packs) and packs[number][0] == len(mode.noted):
+            _, stays, made = packs[number]
+        else:
+            stays, made = mode.pack(tensor)
+        holder = Holder()
+        holder._frame = self
+        holder._made = made
+        holder._hooks = holder._version = holder.value = None
+        holders.append(ref(holder))
+        if not stays:
+            return holder
+        if self._hooks is None and (tensor.is_leaf or not tensor.requires_grad):
+            # It has no node that may come to hold this.
+            holder._version = version_of(tensor)
+            holder.value = tensor
+            return holder
+        mode.paused = True
+        try:
+            holder.hold(tensor, self._hooks)
+        finally:
+            mode.paused = False
         return holder
-
-    @staticmethod
-    def _unpack(holder: Holder) -> torch.Tensor:
-        return holder.get()
 
     @without_dynamo
     def _recompute(self) -> None:
@@ -210,11 +227,16 @@ class Frame:
 
     def _again(self, record: Record, *, skip: bool) -> bool:
         """Run the block again; say whether it went well with what was left out."""
-        wanted = [h for ref in self._holders if (h := ref()) is not None and h.value is None]
+        wanted = {
+            number: holder
+            for number, weak in enumerate(self._holders)
+            if (holder := weak()) is not None and holder.value is None
+        }
+        asked = list(wanted.values())
         mode = Recompute(record, skip=skip)
         paused, self._mode.paused = self._mode.paused, True
         try:
-            self._snapshot.run(self._run, mode, set(map(id, wanted)))
+            self._snapshot.run(self._run, mode, wanted)
         except _Done:
             return True
         except RecomputeMismatchError as error:
@@ -231,18 +253,19 @@ class Frame:
             raise
         finally:
             self._mode.paused = paused
+            _let_go_of_nodes(asked)
             # What was raised refers to this call, which refers to it.
             mode.stop = None
-        missing = sum(holder.value is None for holder in wanted)
+        missing = len(wanted)
         if missing:
             if mode.skipped:
                 return False
             raise mismatch.fewer(record, mode.index, missing)
         return True
 
-    def _run(self, mode: Recompute, wanted: set[int]) -> None:
+    def _run(self, mode: Recompute, wanted: dict[int, Holder]) -> None:
         packs = 0
-        holders = self._holders
+        most = len(self._holders)
         early_stop = self._early_stop
         known = self._record is not None
         unused = self._unused
@@ -250,22 +273,17 @@ class Frame:
         def pack(tensor: torch.Tensor) -> torch.Tensor | None:
             nonlocal packs
             number, packs = packs, packs + 1
-            holder = holders[number]() if number < len(holders) else None
-            if holder is not None and id(holder) in wanted:
+            holder = wanted.get(number)
+            if holder is not None:
                 if type(tensor) is Placeholder:
                     mode.stop = NeededError("autograd keeps a result that was left out")
                     return None
-                if tensor.requires_grad:
-                    # Not asked for its node: where a view was written to, autograd then calls
-                    # views again.
-                    tensor = detached(tensor)
                 holder.fill(tensor)
-                wanted.discard(id(holder))
+                del wanted[number]
                 if not wanted and early_stop:
                     mode.stop = _Done()
-                return tensor
-            if number >= len(holders) and known:
-                mode.stop = mismatch.more(mode.record, mode.index, len(holders))
+            elif number >= most and known:
+                mode.stop = mismatch.more(mode.record, mode.index, most)
             if unused:
                 # The graph of a recompute only exists so that this is called.
                 return None
@@ -282,6 +300,19 @@ class Frame:
             self._fn(*args, **kwargs)
         if mode.stop is not None:
             raise mode.stop
+
+
+def _let_go_of_nodes(holders: list[Holder]) -> None:
+    """
+    Have what a recompute filled without the graph of it.
+
+    At the end, for all at once: on the way each would pass the dispatch mode. It is not asked
+    for its node: where a view was written to, autograd then calls views again.
+    """
+    filled = [h for h in holders if h.value is not None and h.value.requires_grad]
+    if filled:
+        for holder, tensor in zip(filled, detached_each([h.value for h in filled])):
+            holder.value = tensor
 
 
 def _unpacked(tensor: torch.Tensor | None) -> torch.Tensor:

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from ctxcarry_checkpoint._frame import Frame
     from ctxcarry_checkpoint._private import Hooks
 
-__all__ = ("Holder", "Inputs")
+__all__ = ("Holder", "Inputs", "unpacked")
 
 
 class Holder:
     """
     Stands for one tensor that autograd keeps.
+
+    Without a constructor, which would be a frame more for each: `Frame` sets all of it.
 
     Attributes:
         value: The tensor, what the hooks around the checkpoint made of it, or None while
@@ -31,26 +33,23 @@ class Holder:
 
     __slots__ = ("__weakref__", "_frame", "_hooks", "_made", "_version", "value")
 
-    def __init__(self, frame: Frame) -> None:
-        self.value: Any = None
-        self._frame = frame
-        self._hooks: Hooks | None = None
-        self._made = True
-        self._version: int | None = None
+    value: Any
+    _frame: Frame
+    _hooks: Hooks | None
+    _made: bool
+    _version: int | None
 
-    def hold(self, tensor: torch.Tensor, hooks: Hooks | None, *, made: bool) -> None:
+    def hold(self, tensor: torch.Tensor, hooks: Hooks | None) -> None:
         """
         Hold the tensor itself.
 
         Args:
             tensor: The tensor.
             hooks: The hooks around the checkpoint, which would see it without one.
-            made: Whether the block made it, so that it can be made again.
         """
         if tensor.requires_grad:
             # Its node may come to hold this, which nothing would ever free.
             tensor = detached(tensor)
-        self._made = made
         self._hooks = hooks
         if hooks is not None:
             self.value = hooks.pack(tensor)
@@ -61,8 +60,9 @@ class Holder:
     def fill(self, tensor: torch.Tensor) -> None:
         """Hold what a recompute has made."""
         self._hooks = None
-        self.value = tensor
+        # Before the value, for who looks at both from another thread.
         self._version = version_of(tensor)
+        self.value = tensor
 
     def get(self) -> torch.Tensor:
         """
@@ -86,6 +86,16 @@ class Holder:
                 what = "a tensor that autograd keeps, and that the block itself writes to later"
                 raise _changed(value, what)
         return value  # type: ignore[no-any-return]
+
+
+def unpacked(holder: Holder) -> torch.Tensor:
+    """Return the tensor, as `Holder.get` does: a frame less where that has nothing to do."""
+    value = holder.value
+    if value is not None and holder._hooks is None and holder._frame.quiet:
+        version = holder._version
+        if version is None or version == value._version:
+            return value  # type: ignore[no-any-return]
+    return holder.get()
 
 
 class Inputs:
