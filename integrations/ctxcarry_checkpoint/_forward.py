@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ctxcarry_checkpoint._hidden import Watch, fingerprint
 from ctxcarry_checkpoint._kept import Tensors
@@ -14,6 +15,7 @@ from ctxcarry_checkpoint._private import IGNORED, Hooks
 from ctxcarry_checkpoint._record import Recorder, storages
 from ctxcarry_checkpoint._results import brief, layout, tensors
 from ctxcarry_checkpoint._schema import draws_random, is_collective, leaves_unset, written
+from ctxcarry_checkpoint._steps import Unknown, taking
 from ctxcarry_checkpoint._trace import Note, Site, Trace, constants
 from ctxcarry_checkpoint._where import calling_lines
 
@@ -23,12 +25,12 @@ if TYPE_CHECKING:
 
     from ctxcarry_checkpoint._holder import Holder
     from ctxcarry_checkpoint._record import Cost, Pack
-
-    Constants = tuple[tuple[int, ...], tuple[Any, ...], Mapping[str, Any] | None]
+    from ctxcarry_checkpoint._steps import ForwardStep
 
 __all__ = ("Forward",)
 
-_CONSTANTS, _KEEP, _LAYOUT, _RANDOM, _OUTSIDE = (int(note) for note in Note)
+_CONSTANTS, _KEEP, _LAYOUT, _RANDOM, _OUTSIDE, _NAMED = (int(note) for note in Note)
+_NOT_KNOWN = Unknown()
 
 
 class Forward(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
@@ -46,8 +48,10 @@ class Forward(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
     Attributes:
         funcs: The operators so far.
         noted: Shape and type of each result.
-        constants: By operator: where arguments are no tensors, what they are, and its keyword
-            arguments if those are none.
+        places: Of each operator: where arguments are no tensors, and whether its keyword
+            arguments are none; as of `Trace`, where one is followed.
+        constants: By operator: what is in those places, as `taking` takes it.
+        named: By operator: its keyword arguments, if those are no tensors.
         versions: By operator: which arguments come from outside, and how often they were
             written to.
         kept: By operator: its result.
@@ -75,7 +79,9 @@ class Forward(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
         self.recorder = Recorder(cost) if self.trace is None else None
         self.funcs: list[Any] = []
         self.noted: list[Any] = []
-        self.constants: dict[int, Constants] = {}
+        self.places: list[tuple[tuple[int, ...], bool]] = []
+        self.constants: dict[int, Any] = {}
+        self.named: dict[int, Mapping[str, Any]] = {}
         self.versions: dict[int, tuple[tuple[int, ...], list[int]]] = {}
         self.kept: dict[int, Tensors] = {}
         self.values: dict[int, list[torch.Tensor | None]] = {}
@@ -89,7 +95,6 @@ class Forward(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
         self._watch = Watch()
         self._actions: dict[int, Action] = {}
         self._nth: dict[Any, int] = {}
-        self._constant_at: list[tuple[tuple[int, ...], bool]] = []
         self._kept_storages: dict[int, int] = {}
         self.holders: list[weakref.ref[Holder]] = []
         self._follow(self.trace)
@@ -102,34 +107,37 @@ class Forward(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if kwargs is None:
-            kwargs = {}
-        output = func(*args, **kwargs)
-        if self.paused:
-            return output
         noted = self.noted
         index = len(noted)
-        if index < self._length and self._expected[index] is func:
-            note = self._notes[index]
-            if note == _CONSTANTS and not self._asks:
-                # The most frequent of all notes, and a frame less.
-                positions, in_kwargs = self._constants_at[index]
-                if not positions or positions[-1] < len(args):
-                    given = tuple([args[position] for position in positions])
-                    self.constants[index] = positions, given, kwargs if in_kwargs else None
-                    note = 0
-            if note or self._asks:
-                return self._followed(index, note, func, args, kwargs, output)
-            noted.append(
-                (output.shape, output.dtype) if type(output) is torch.Tensor else brief(output)
-            )
-            return output
-        if func in IGNORED:
+        expected, call, note, take = self._steps[index]
+        if expected is not func or self.paused:
+            return self._otherwise(index, func, args, kwargs or {})
+        output = call(*args, **kwargs) if kwargs else call(*args)
+        if note or self._asks:
+            if note > _CONSTANTS or self._asks:
+                return self._followed(index, note, func, args, kwargs or {}, output)
+            # The most frequent of all notes, and a frame less.
+            assert take is not None
+            try:
+                self.constants[index] = take(args)
+            except IndexError:
+                self.leave()
+                self._new(func, args, kwargs or {}, output)
+                return output
+        noted.append((output.shape, output.dtype) if type(output) is Tensor else brief(output))
+        return output
+
+    def _otherwise(
+        self, index: int, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call what is not the next operator of those known."""
+        output = func(*args, **kwargs)
+        if self.paused or func in IGNORED:
             return output
         if self.trace is not None and not self._switch(func):
             self.leave()
         if self.trace is not None:
-            return self._followed(index, self._notes[index], func, args, kwargs, output)
+            return self._followed(index, self.trace.notes[index], func, args, kwargs, output)
         self._new(func, args, kwargs, output)
         return output
 
@@ -157,6 +165,7 @@ class Forward(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
         index = len(self.noted)
         self.funcs = trace.funcs[:index]
         self.where = trace.where[:index]
+        self.places = trace.constants[:index]
         self._follow(None)
         self.site.lost()
         for group in trace.groups:
@@ -200,7 +209,7 @@ class Forward(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
             ops,
             self.funcs,
             self.recorder.packs,
-            self._constant_at,
+            self.places,
             self._actions,
             self.where,
             self.recorder.owners_of(outputs),
@@ -210,10 +219,7 @@ class Forward(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
 
     def _follow(self, trace: Trace | None) -> None:
         self.trace = trace
-        self._length = 0 if trace is None else len(trace.funcs)
-        self._expected: list[Any] = [] if trace is None else trace.funcs
-        self._notes: list[int] = [] if trace is None else trace.notes
-        self._constants_at = [] if trace is None else trace.constants
+        self._steps: Unknown | list[ForwardStep] = _NOT_KNOWN if trace is None else trace.steps
         self.packs: Sequence[tuple[int, bool, bool]] = () if trace is None else trace.packs
 
     def _switch(self, func: Any) -> bool:
@@ -241,13 +247,16 @@ class Forward(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
             self._new(func, args, kwargs, output)
             return output
         if note & _CONSTANTS:
-            positions, in_kwargs = trace.constants[index]
-            if positions and positions[-1] >= len(args):
+            take = trace.steps[index][-1]
+            assert take is not None
+            try:
+                self.constants[index] = take(args)
+            except IndexError:
                 self.leave()
                 self._new(func, args, kwargs, output)
                 return output
-            given = tuple([args[position] for position in positions])
-            self.constants[index] = positions, given, kwargs if in_kwargs else None
+        if note & _NAMED:
+            self.named[index] = kwargs
         if note & _OUTSIDE:
             places = trace.outside[index]
             self.versions[index] = places, [args[place]._version for place in places]
@@ -259,7 +268,7 @@ class Forward(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
             self.kept[index] = Tensors(output, hooks, offload=offload, settled=settled)
         if note & _LAYOUT:
             self.noted.append(layout(output))
-        elif type(output) is torch.Tensor:
+        elif type(output) is Tensor:
             self.noted.append((output.shape, output.dtype))
         else:
             self.noted.append(brief(output))
@@ -291,11 +300,13 @@ class Forward(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
         nth = self._nth.get(func, 0)
         self._nth[func] = nth + 1
         self._write(func, args, kwargs)
-        at = constants(args, kwargs)
-        self._constant_at.append(at)
-        if at[0] or at[1]:
-            given = tuple(args[i] for i in at[0])
-            self.constants[index] = at[0], given, kwargs if at[1] else None
+        places, in_kwargs = constants(args, kwargs)
+        self.places.append((places, in_kwargs))
+        take = taking(places)
+        if take is not None:
+            self.constants[index] = take(args)
+        if in_kwargs:
+            self.named[index] = kwargs
         self.funcs.append(func)
         self.noted.append(brief(output))
         self.where.append(calling_lines() if self.recorder is not None else ())

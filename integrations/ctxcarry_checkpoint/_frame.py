@@ -19,7 +19,13 @@ from ctxcarry_checkpoint._forward import Forward
 from ctxcarry_checkpoint._holder import Holder, Inputs, unpacked
 from ctxcarry_checkpoint._kept import prefetch, version_of
 from ctxcarry_checkpoint._placeholder import NeededError, Placeholder
-from ctxcarry_checkpoint._private import default_hooks, detached, detached_each, keeps_graph, without_dynamo
+from ctxcarry_checkpoint._private import (
+    default_hooks,
+    detached,
+    detached_each,
+    keeps_graph,
+    without_dynamo,
+)
 from ctxcarry_checkpoint._recompute import Recompute, Record
 from ctxcarry_checkpoint._region import current as current_regions
 from ctxcarry_checkpoint._trace import Site
@@ -156,6 +162,7 @@ class Frame:
         trace = mode.trace
         funcs = mode.funcs if trace is None else trace.funcs
         where = mode.where if trace is None else trace.where
+        places = mode.places if trace is None else trace.constants
         ops: list[Op] = []
         if trace is not None:
             ops = trace.ops
@@ -164,7 +171,9 @@ class Frame:
         return Record(
             funcs,
             mode.noted,
+            places,
             mode.constants,
+            mode.named,
             mode.versions,
             mode.kept,
             where,

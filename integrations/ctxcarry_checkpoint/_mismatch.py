@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ctxcarry_checkpoint._results import brief, told
+from ctxcarry_checkpoint._steps import as_tuple
 from ctxcarry_checkpoint._where import calling_lines
 from ctxcarry_checkpoint.errors import CheckpointMutationError, RecomputeMismatchError
 
@@ -50,8 +51,10 @@ def check_constants(
     Raises:
         RecomputeMismatchError: If they differ.
     """
-    positions, positional, named = record.constants[index]
-    given = tuple(args[position] for position in positions if position < len(args))
+    places, _ = record.places[index]
+    positional = as_tuple(places, record.constants.get(index))
+    given = tuple(args[place] for place in places if place < len(args))
+    named = record.named.get(index)
     now = kwargs if named is not None else None
     if (given != positional and repr(given) != repr(positional)) or now != named:
         before, after = _arguments(positional, named), _arguments(given, now)

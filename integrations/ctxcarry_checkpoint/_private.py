@@ -24,6 +24,7 @@ __all__ = (
     "default_hooks",
     "detached",
     "detached_each",
+    "direct",
     "keeps_graph",
     "lacking",
     "throw_on_data_pointer",
@@ -86,6 +87,13 @@ def throw_on_data_pointer(tensor: torch.Tensor) -> None:
     """Have an error raised where anybody asks for the address of the memory of `tensor`."""
     assert _throw is not None
     _throw(tensor)
+
+
+def direct(func: Any) -> Callable[..., Any]:
+    """Return what calls an operator, past the method that only passes all on to it."""
+    if type(func) is not torch._ops.OpOverload:
+        return func  # type: ignore[no-any-return]
+    return getattr(func, "_op", func)
 
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
+from torch import Tensor
 
 from ctxcarry_checkpoint import _mismatch as mismatch
 from ctxcarry_checkpoint._hidden import fingerprint
@@ -15,14 +15,14 @@ from ctxcarry_checkpoint._placeholder import NeededError, Placeholder
 from ctxcarry_checkpoint._private import IGNORED
 from ctxcarry_checkpoint._results import brief, stand_in, tensors
 from ctxcarry_checkpoint._schema import has_statistics, may_be_random, without_statistics
-from ctxcarry_checkpoint._trace import Role
+from ctxcarry_checkpoint._steps import NAMED, VALUES, VERSIONS, Role, again_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ctxcarry_checkpoint._forward import Constants
     from ctxcarry_checkpoint._kept import Tensors
     from ctxcarry_checkpoint._ops import Op
+    from ctxcarry_checkpoint._steps import AgainStep
     from ctxcarry_checkpoint._trace import Trace
 
 __all__ = ("Recompute", "Record")
@@ -38,8 +38,10 @@ class Record:
     Attributes:
         funcs: Its operators.
         noted: Shape and type of each result, or its layout.
-        constants: By operator: where arguments are no tensors, what they are, and its keyword
-            arguments if those are none.
+        places: Of each operator: where arguments are no tensors, and whether its keyword
+            arguments are none.
+        constants: By operator: what is in those places, as `taking` takes it.
+        named: By operator: its keyword arguments, if those are no tensors.
         versions: By operator: which arguments come from outside, and how often they were
             written to.
         kept: By operator: its result.
@@ -51,13 +53,15 @@ class Record:
 
     funcs: Sequence[Any]
     noted: Sequence[Any]
-    constants: Mapping[int, Constants]
+    places: Sequence[tuple[tuple[int, ...], bool]]
+    constants: Mapping[int, Any]
+    named: Mapping[int, Mapping[str, Any]]
     versions: Mapping[int, tuple[tuple[int, ...], list[int]]]
     kept: dict[int, Tensors]
     where: Sequence[tuple[str, ...]]
     ops: Sequence[Op]
     trace: Trace | None
-    values: dict[int, list[torch.Tensor | None]] = field(default_factory=dict)
+    values: dict[int, list[Tensor | None]] = field(default_factory=dict)
 
 
 class Recompute(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
@@ -82,54 +86,70 @@ class Recompute(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
         self.index = 0
         self.record = record
         trace = record.trace
-        self._roles: Sequence[Role]
+        self._steps: Sequence[AgainStep]
         if trace is not None and skip:
-            self._roles = trace.roles
+            self._steps = trace.again
         else:
-            self._roles = _all(record)
-        self._length = len(record.noted)
-        self._funcs = record.funcs
+            self._steps = again_steps(
+                record.funcs[: len(record.noted)],
+                [places for places, _ in record.places],
+                _all(record),
+                named=record.named,
+                versions=record.versions,
+                values=record.values,
+            )
         self._noted = record.noted
         self._constants = record.constants
-        self._versions = record.versions
-        self._values = bool(record.values)
 
     def __torch_dispatch__(  # noqa: C901 - a frame less for each operator
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if self.stop is not None:
             raise self.stop
-        if kwargs is None:
-            kwargs = {}
         index = self.index
-        if index >= self._length or self._funcs[index] is not func:
-            if func in IGNORED:
-                return Placeholder.like(args[0]) if Placeholder in types else func(*args, **kwargs)
-            raise mismatch.other_operator(self.record, index, func)
+        expected, call, take, role, checks = self._steps[index]
+        if expected is not func:
+            return self._otherwise(index, func, types, args, kwargs or {})
         self.index = index + 1
-        constants = self._constants.get(index)
-        if constants is not None:
-            positions, given, named = constants
-            now = tuple([args[position] for position in positions if position < len(args)])
-            if now != given or (named is not None and named != kwargs):
-                mismatch.check_constants(self.record, index, args, kwargs)
-        role = self._roles[index]
+        if take is not None:
+            try:
+                same = take(args) == self._constants[index]
+            except IndexError:
+                same = False
+            if not same:
+                mismatch.check_constants(self.record, index, args, kwargs or {})
+        if checks:
+            self._check(checks, index, args, kwargs or {})
         if role is not _RUN:
-            return self._not_run(role, index, func, types, args, kwargs)
-        if index in self._versions:
-            mismatch.check_versions(self.record, index, args)
+            return self._not_run(role, index, func, types, args, kwargs or {})
         if types and Placeholder in types:
             msg = f"{func} reads a result that a recompute has left out"
             raise NeededError(msg)
-        output = func(*args, **kwargs)
-        noted = self._noted[index]
-        found = (output.shape, output.dtype) if type(output) is torch.Tensor else brief(output)
-        if noted != found:
+        output = call(*args, **kwargs) if kwargs else call(*args)
+        found = (output.shape, output.dtype) if type(output) is Tensor else brief(output)
+        if self._noted[index] != found:
             mismatch.check_result(self.record, index, output)
-        if self._values and index in self.record.values:
+        if checks >= VALUES:
             values = [fingerprint(tensor) for tensor in tensors(output)]
             mismatch.check_values(self.record, index, values)
         return output
+
+    def _otherwise(
+        self, index: int, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call what is not the operator of the forward, if a checkpoint itself does."""
+        if func not in IGNORED:
+            raise mismatch.other_operator(self.record, index, func)
+        return Placeholder.like(args[0]) if Placeholder in types else func(*args, **kwargs)
+
+    def _check(
+        self, checks: int, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Compare what few operators have."""
+        if checks & NAMED and self.record.named[index] != kwargs:
+            mismatch.check_constants(self.record, index, args, kwargs)
+        if checks & VERSIONS:
+            mismatch.check_versions(self.record, index, args)
 
     def _not_run(
         self,

@@ -11,6 +11,7 @@ import torch
 from ctxcarry_checkpoint._liveness import live
 from ctxcarry_checkpoint._ops import Action, first_of
 from ctxcarry_checkpoint._schema import has_statistics, is_collective, may_be_random
+from ctxcarry_checkpoint._steps import Role, again_steps, forward_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,28 +19,7 @@ if TYPE_CHECKING:
     from ctxcarry_checkpoint._ops import Op
     from ctxcarry_checkpoint._record import Pack
 
-__all__ = ("Note", "Role", "Site", "Trace", "constants", "has_tensors")
-
-
-class Role(enum.IntEnum):
-    """
-    What a recompute does with an operator.
-
-    Attributes:
-        RUN: Call it.
-        KEPT: Return what the forward kept.
-        ADVANCE: Call it for its random numbers, and return what the forward kept.
-        PASS: It works in place on what the forward kept, or on what is left out: return that.
-        DEAD: Leave it out.
-        APART: Call it with copies of the statistics that it would update once more.
-    """
-
-    RUN = 0
-    KEPT = 1
-    ADVANCE = 2
-    PASS = 3
-    DEAD = 4
-    APART = 5
+__all__ = ("Note", "Site", "Trace", "constants", "has_tensors")
 
 
 class Note(enum.IntFlag):
@@ -47,11 +27,12 @@ class Note(enum.IntFlag):
     What the forward has to note of an operator besides shape and type of its result.
 
     Attributes:
-        CONSTANTS: Arguments that are no tensors.
+        CONSTANTS: Positional arguments that are no tensors.
         KEEP: The result is kept.
         LAYOUT: Strides and device, for a placeholder.
         OUTSIDE: How often arguments from outside were written to.
         RANDOM: Whether it draws random numbers is to be looked at each time.
+        NAMED: Keyword arguments that are no tensors.
     """
 
     CONSTANTS = 1
@@ -59,6 +40,7 @@ class Note(enum.IntFlag):
     LAYOUT = 4
     RANDOM = 8
     OUTSIDE = 16
+    NAMED = 32
 
 
 class Trace:
@@ -118,6 +100,17 @@ class Trace:
         self.packs = [(pack.at, pack.owners <= saved, bool(pack.owners)) for pack in packs]
         """Of each pack: after how many operators, whether it stays, whether the block made it."""
         self.skips = any(role in {Role.DEAD, Role.PASS} for role in self.roles)
+        places = [at for at, _ in self.constants]
+        self.steps = forward_steps(self.funcs, self.notes, places)
+        """Of each operator, what a forward looks at that follows this one."""
+        self.again = again_steps(
+            self.funcs,
+            places,
+            self.roles,
+            named={index for index, (_, named) in enumerate(self.constants) if named},
+            versions=self.outside,
+        )
+        """Of each operator, what a recompute looks at that leaves out what is not needed."""
         self.groups = {op.owner for op in self.ops if op.owner in self.actions} - self.unread
         """Those that are kept and written to in place afterwards."""
 
@@ -151,8 +144,10 @@ class Trace:
     def _note(self, op: Op) -> int:
         note = Note(0)
         positions, in_kwargs = self.constants[op.index]
-        if positions or in_kwargs:
+        if positions:
             note |= Note.CONSTANTS
+        if in_kwargs:
+            note |= Note.NAMED
         if op.scalar or (op.index in self.actions and op.index not in self.unread):
             note |= Note.KEEP
         if self.roles[op.index] is Role.DEAD:
