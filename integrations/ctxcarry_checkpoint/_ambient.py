@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import get_device_states, set_device_states
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ("Ambient", "clear_autocast_cache")
 
@@ -22,21 +18,22 @@ class Ambient:
     Grad mode is not here, since a recompute has it on, nor what carriers bring along.
 
     Args:
-        args: Arguments of the checkpoint: the generators of their devices count.
+        leaves: What is in the arguments of the checkpoint: the generators of their devices
+            count.
         preserve_rng_state: Whether random numbers are to be the same again.
     """
 
     __slots__ = ("_autocast", "_cpu_state", "_device_states", "_device_type", "_devices")
 
-    def __init__(self, args: tuple[Any, ...], *, preserve_rng_state: bool) -> None:
-        self._device_type = _device_type(args)
+    def __init__(self, leaves: tuple[Any, ...], *, preserve_rng_state: bool) -> None:
+        self._device_type = _device_type(leaves)
         self._cpu_state: torch.Tensor | None = None
         self._devices: list[int] = []
         self._device_states: list[torch.Tensor] = []
         if preserve_rng_state:
             self._cpu_state = torch.get_rng_state()
             if self._device_type is not None and _initialized(self._device_type):
-                self._devices, self._device_states = get_device_states(*args)
+                self._devices, self._device_states = get_device_states(*leaves)
                 if not self._devices:
                     self._devices, self._device_states = _current_state(self._device_type)
         self._autocast = [_autocast_of(kind) for kind in self._kinds()]
@@ -50,22 +47,46 @@ class Ambient:
         kinds = [kind for kind in (self._device_type, "cpu") if kind is not None]
         return [kind for kind in kinds if torch.amp.is_autocast_available(kind)]
 
-    @contextmanager
-    def again(self) -> Iterator[None]:
+    def again(self) -> _Again:
         """Bring it back for a recompute; the generators go on afterwards where they were."""
-        with ExitStack() as stack:
-            if self._cpu_state is not None:
-                kind = self._device_type or "cuda"
-                stack.enter_context(torch.random.fork_rng(devices=self._devices, device_type=kind))
-                torch.set_rng_state(self._cpu_state)
-                if self._devices:
-                    set_device_states(self._devices, self._device_states, device_type=kind)
-            for state in self._autocast:
-                stack.enter_context(torch.autocast(**state))
-            clear_autocast_cache()
-            # What is cast in here has a graph that nobody else may use.
-            stack.callback(clear_autocast_cache)
-            yield
+        return _Again(self)
+
+
+class _Again:
+    """Enters only what is needed: a recompute on the CPU without autocast is short."""
+
+    __slots__ = ("_ambient", "_cpu_state", "_stack")
+
+    def __init__(self, ambient: Ambient) -> None:
+        self._ambient = ambient
+        self._cpu_state: torch.Tensor | None = None
+        self._stack: ExitStack | None = None
+
+    def __enter__(self) -> None:
+        ambient = self._ambient
+        others = [each for each in ambient._autocast if each != _autocast_of(each["device_type"])]
+        if ambient._devices or others:
+            with ExitStack() as stack:
+                if ambient._devices:
+                    kind = ambient._device_type or "cuda"
+                    fork = torch.random.fork_rng(devices=ambient._devices, device_type=kind)
+                    stack.enter_context(fork)
+                    set_device_states(ambient._devices, ambient._device_states, device_type=kind)
+                for state in others:
+                    stack.enter_context(torch.autocast(**state))
+                self._stack = stack.pop_all()
+        if ambient._cpu_state is not None:
+            self._cpu_state = torch.get_rng_state()
+            torch.set_rng_state(ambient._cpu_state)
+        clear_autocast_cache()
+
+    def __exit__(self, *_: object) -> None:
+        # What is cast in here has a graph that nobody else may use.
+        clear_autocast_cache()
+        if self._cpu_state is not None:
+            torch.set_rng_state(self._cpu_state)
+        if self._stack is not None:
+            self._stack.close()
 
 
 def clear_autocast_cache() -> None:
@@ -87,9 +108,9 @@ def _autocast_of(kind: str) -> dict[str, Any]:
     }
 
 
-def _device_type(args: tuple[Any, ...]) -> str | None:
+def _device_type(leaves: tuple[Any, ...]) -> str | None:
     """Return the type of the first device that is not the CPU, or of the one in use."""
-    for leaf in tree_leaves(args):
+    for leaf in leaves:
         if isinstance(leaf, torch.Tensor) and leaf.device.type not in {"cpu", "meta"}:
             return leaf.device.type
     ready: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call,unused-ignore]

@@ -33,19 +33,16 @@ class Placeholder(torch.Tensor):
     @staticmethod
     def __new__(
         cls: type[Self],
-        shape: Iterable[int],
-        stride: Iterable[int],
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
         dtype: torch.dtype,
         device: torch.device,
     ) -> Self:
         made: Self = torch.Tensor._make_wrapper_subclass(
-            cls, tuple(shape), strides=tuple(stride), dtype=dtype, device=device
+            cls, shape, strides=stride, dtype=dtype, device=device
         )
         throw_on_data_pointer(made)
         return made
-
-    def __init__(self, *_: Any) -> None:
-        super().__init__()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         del tensor_contents
