@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ("Forward",)
 
-_CONSTANTS, _KEEP, _LAYOUT, _RANDOM, _OUTSIDE, _NAMED = (int(note) for note in Note)
+_CONSTANTS, _OUTSIDE, _KEEP, _LAYOUT, _RANDOM, _NAMED = (int(note) for note in Note)
+_FREQUENT = _CONSTANTS | _OUTSIDE
 _NOT_KNOWN = Unknown()
 
 
@@ -114,16 +115,19 @@ class Forward(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
             return self._otherwise(index, func, args, kwargs or {})
         output = call(*args, **kwargs) if kwargs else call(*args)
         if note or self._asks:
-            if note > _CONSTANTS or self._asks:
+            if note > _FREQUENT or self._asks:
                 return self._followed(index, note, func, args, kwargs or {}, output)
             # The most frequent of all notes, and a frame less.
-            assert take is not None
-            try:
-                self.constants[index] = take(args)
-            except IndexError:
-                self.leave()
-                self._new(func, args, kwargs or {}, output)
-                return output
+            if take is not None:
+                try:
+                    self.constants[index] = take(args)
+                except IndexError:
+                    self.leave()
+                    self._new(func, args, kwargs or {}, output)
+                    return output
+            if note & _OUTSIDE:
+                places = self._outside[index]
+                self.versions[index] = places, [args[place]._version for place in places]
         noted.append((output.shape, output.dtype) if type(output) is Tensor else brief(output))
         return output
 
@@ -219,6 +223,7 @@ class Forward(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
 
     def _follow(self, trace: Trace | None) -> None:
         self.trace = trace
+        self._outside: Mapping[int, tuple[int, ...]] = {} if trace is None else trace.outside
         self._steps: Unknown | list[ForwardStep] = _NOT_KNOWN if trace is None else trace.steps
         self.packs: Sequence[tuple[int, bool, bool]] = () if trace is None else trace.packs
 

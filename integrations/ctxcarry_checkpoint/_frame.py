@@ -16,13 +16,12 @@ from ctxcarry_checkpoint import _mismatch as mismatch
 from ctxcarry_checkpoint._ambient import Ambient, clear_autocast_cache
 from ctxcarry_checkpoint._context import explained
 from ctxcarry_checkpoint._forward import Forward
-from ctxcarry_checkpoint._holder import Holder, Inputs, unpacked
-from ctxcarry_checkpoint._kept import prefetch, version_of
+from ctxcarry_checkpoint._holder import Holder, Inputs, let_go_of_nodes, unpacked
+from ctxcarry_checkpoint._kept import prefetch
 from ctxcarry_checkpoint._placeholder import NeededError, Placeholder
 from ctxcarry_checkpoint._private import (
     default_hooks,
     detached,
-    detached_each,
     keeps_graph,
     without_dynamo,
 )
@@ -97,7 +96,7 @@ class Frame:
             if isinstance(around, Frame):
                 around._holds_others = True
         self._inputs = Inputs(args, kwargs, self._hooks)
-        self._ambient = Ambient(args, preserve_rng_state=preserve_rng_state)
+        self._ambient = Ambient(self._inputs.leaves(), preserve_rng_state=preserve_rng_state)
         self._snapshot = capture_forward()
         self._lock = RLock()
         self._record: Record | None = None
@@ -112,6 +111,7 @@ class Frame:
             cost=cost,
         )
         self._holders = self._mode.holders
+        self._with_nodes: list[Holder] = []
         # Of a forward that follows another one the names are known.
         self._names: Any = names if self._mode.trace is None else nullcontext()
 
@@ -122,8 +122,12 @@ class Frame:
         if self._ambient.casts:
             clear_autocast_cache()
         args, kwargs = self._inputs.given()
-        with self._names, saved_tensors_hooks(self._pack, unpacked), mode:
-            output = self._fn(*args, **kwargs)
+        try:
+            with self._names, saved_tensors_hooks(self._pack, unpacked), mode:
+                output = self._fn(*args, **kwargs)
+        finally:
+            let_go_of_nodes(self._with_nodes)
+            self._with_nodes.clear()
         tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
         mode.finish(tensors)
         self._record = self._so_far()
@@ -198,10 +202,10 @@ class Frame:
         holders.append(ref(holder))
         if not stays:
             return holder
-        if self._hooks is None and (tensor.is_leaf or not tensor.requires_grad):
-            # It has no node that may come to hold this.
-            holder._version = version_of(tensor)
-            holder.value = tensor
+        if self._hooks is None:
+            holder.fill(tensor)
+            if not tensor.is_leaf:
+                self._with_nodes.append(holder)
             return holder
         mode.paused = True
         try:
@@ -262,7 +266,7 @@ class Frame:
             raise
         finally:
             self._mode.paused = paused
-            _let_go_of_nodes(asked)
+            let_go_of_nodes(asked)
             # What was raised refers to this call, which refers to it.
             mode.stop = None
         missing = len(wanted)
@@ -309,19 +313,6 @@ class Frame:
             self._fn(*args, **kwargs)
         if mode.stop is not None:
             raise mode.stop
-
-
-def _let_go_of_nodes(holders: list[Holder]) -> None:
-    """
-    Have what a recompute filled without the graph of it.
-
-    At the end, for all at once: on the way each would pass the dispatch mode. It is not asked
-    for its node: where a view was written to, autograd then calls views again.
-    """
-    filled = [h for h in holders if h.value is not None and h.value.requires_grad]
-    if filled:
-        for holder, tensor in zip(filled, detached_each([h.value for h in filled])):
-            holder.value = tensor
 
 
 def _unpacked(tensor: torch.Tensor | None) -> torch.Tensor:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ctxcarry_checkpoint._kept import version_of
-from ctxcarry_checkpoint._private import detached
+from ctxcarry_checkpoint._private import detached, detached_each
 from ctxcarry_checkpoint.errors import CheckpointMutationError
 
 if TYPE_CHECKING:
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from ctxcarry_checkpoint._frame import Frame
     from ctxcarry_checkpoint._private import Hooks
 
-__all__ = ("Holder", "Inputs", "unpacked")
+__all__ = ("Holder", "Inputs", "let_go_of_nodes", "unpacked")
+
+_LEAVES = frozenset({torch.Tensor, torch.nn.Parameter, bool, float, int, str, type(None)})
+"""What surely has no tensors within."""
 
 
 class Holder:
@@ -39,26 +42,13 @@ class Holder:
     _made: bool
     _version: int | None
 
-    def hold(self, tensor: torch.Tensor, hooks: Hooks | None) -> None:
-        """
-        Hold the tensor itself.
-
-        Args:
-            tensor: The tensor.
-            hooks: The hooks around the checkpoint, which would see it without one.
-        """
-        if tensor.requires_grad:
-            # Its node may come to hold this, which nothing would ever free.
-            tensor = detached(tensor)
+    def hold(self, tensor: torch.Tensor, hooks: Hooks) -> None:
+        """Hold what the hooks around the checkpoint make of a tensor."""
         self._hooks = hooks
-        if hooks is not None:
-            self.value = hooks.pack(tensor)
-            return
-        self.value = tensor
-        self._version = version_of(tensor)
+        self.value = hooks.pack(detached(tensor) if tensor.requires_grad else tensor)
 
     def fill(self, tensor: torch.Tensor) -> None:
-        """Hold what a recompute has made."""
+        """Hold a tensor, also with its node: until `let_go_of_nodes`."""
         self._hooks = None
         # Before the value, for who looks at both from another thread.
         self._version = version_of(tensor)
@@ -98,6 +88,20 @@ def unpacked(holder: Holder) -> torch.Tensor:
     return holder.get()
 
 
+def let_go_of_nodes(holders: list[Holder]) -> None:
+    """
+    Have holders hold their tensors without a graph: it may hold them, for good.
+
+    For many at once, when no mode sees it any more. They are not asked for their nodes: where
+    a view was written to, autograd then calls views again.
+    """
+    found = [h for h in holders if h._hooks is None and h.value is not None]
+    found = [h for h in found if h.value.requires_grad]
+    if found:
+        for holder, tensor in zip(found, detached_each([h.value for h in found])):
+            holder.value = tensor
+
+
 class Inputs:
     """
     The arguments of a block, for the forward and for recomputes.
@@ -112,7 +116,12 @@ class Inputs:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], hooks: Hooks | None
     ) -> None:
         self._given: tuple[tuple[Any, ...], dict[str, Any]] | None = (args, dict(kwargs))
-        leaves, self._spec = tree_flatten(self._given)
+        leaves: list[Any]
+        self._spec: Any = None
+        if kwargs or not _LEAVES.issuperset(map(type, args)):
+            leaves, self._spec = tree_flatten(self._given)
+        else:
+            leaves = list(args)
         self._leaves = leaves
         self._versions = [
             version_of(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves
@@ -134,6 +143,11 @@ class Inputs:
         assert self._given is not None
         return self._given
 
+    def leaves(self) -> tuple[Any, ...]:
+        """Return what is in the arguments, for the forward."""
+        assert self._given is not None
+        return self._given[0] if self._spec is None else tuple(tree_leaves(self._given))
+
     def let_go(self) -> None:
         """Forget what only the forward needs."""
         self._given = None
@@ -154,6 +168,8 @@ class Inputs:
             for number, (leaf, version) in enumerate(zip(leaves, self._versions)):
                 if isinstance(leaf, torch.Tensor) and version_of(leaf) != version:
                     raise _changed(leaf, f"argument {number} of a checkpointed block")
+        if self._spec is None:
+            return tuple(leaves), {}
         args, kwargs = tree_unflatten(leaves, self._spec)
         return args, kwargs
 

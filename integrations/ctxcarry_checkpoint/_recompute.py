@@ -119,7 +119,11 @@ class Recompute(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
             if not same:
                 mismatch.check_constants(self.record, index, args, kwargs or {})
         if checks:
-            self._check(checks, index, args, kwargs or {})
+            # What few operators have.
+            if checks & NAMED and self.record.named[index] != kwargs:
+                mismatch.check_constants(self.record, index, args, kwargs or {})
+            if checks & VERSIONS:
+                mismatch.check_versions(self.record, index, args)
         if role is not _RUN:
             return self._not_run(role, index, func, types, args, kwargs or {})
         if types and Placeholder in types:
@@ -141,15 +145,6 @@ class Recompute(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
         if func not in IGNORED:
             raise mismatch.other_operator(self.record, index, func)
         return Placeholder.like(args[0]) if Placeholder in types else func(*args, **kwargs)
-
-    def _check(
-        self, checks: int, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
-        """Compare what few operators have."""
-        if checks & NAMED and self.record.named[index] != kwargs:
-            mismatch.check_constants(self.record, index, args, kwargs)
-        if checks & VERSIONS:
-            mismatch.check_versions(self.record, index, args)
 
     def _not_run(
         self,

@@ -28,18 +28,18 @@ class Note(enum.IntFlag):
 
     Attributes:
         CONSTANTS: Positional arguments that are no tensors.
+        OUTSIDE: How often arguments from outside were written to.
         KEEP: The result is kept.
         LAYOUT: Strides and device, for a placeholder.
-        OUTSIDE: How often arguments from outside were written to.
         RANDOM: Whether it draws random numbers is to be looked at each time.
         NAMED: Keyword arguments that are no tensors.
     """
 
     CONSTANTS = 1
-    KEEP = 2
-    LAYOUT = 4
-    RANDOM = 8
-    OUTSIDE = 16
+    OUTSIDE = 2
+    KEEP = 4
+    LAYOUT = 8
+    RANDOM = 16
     NAMED = 32
 
 
