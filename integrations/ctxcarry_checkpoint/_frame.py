@@ -23,6 +23,7 @@ from ctxcarry_checkpoint._private import (
     default_hooks,
     detached,
     keeps_graph,
+    never_compiled,
     without_dynamo,
 )
 from ctxcarry_checkpoint._recompute import Recompute, Record
@@ -186,6 +187,7 @@ class Frame:
             mode.values,
         )
 
+    @never_compiled
     def _pack(self, tensor: torch.Tensor) -> Holder:
         mode = self._mode
         holders = self._holders
@@ -283,6 +285,7 @@ class Frame:
         known = self._record is not None
         unused = self._unused
 
+        @never_compiled
         def pack(tensor: torch.Tensor) -> torch.Tensor | None:
             nonlocal packs
             number, packs = packs, packs + 1
@@ -315,6 +318,7 @@ class Frame:
             raise mode.stop
 
 
+@never_compiled
 def _unpacked(tensor: torch.Tensor | None) -> torch.Tensor:
     """Return what a recompute has packed, for a gradient that the block takes within it."""
     if tensor is None:

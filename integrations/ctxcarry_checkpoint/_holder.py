@@ -8,7 +8,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ctxcarry_checkpoint._kept import version_of
-from ctxcarry_checkpoint._private import detached, detached_each
+from ctxcarry_checkpoint._private import detached, detached_each, never_compiled
 from ctxcarry_checkpoint.errors import CheckpointMutationError
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class Holder:
         return value  # type: ignore[no-any-return]
 
 
+@never_compiled
 def unpacked(holder: Holder) -> torch.Tensor:
     """Return the tensor, as `Holder.get` does: a frame less where that has nothing to do."""
     value = holder.value

@@ -27,6 +27,7 @@ __all__ = (
     "direct",
     "keeps_graph",
     "lacking",
+    "never_compiled",
     "throw_on_data_pointer",
     "without_dynamo",
 )
@@ -127,6 +128,22 @@ def without_dynamo(function: Callable[P, T]) -> Callable[P, T]:
         return function(*args, **kwargs)
 
     return call
+
+
+def never_compiled(function: Callable[P, T]) -> Callable[P, T]:
+    """
+    Return a function that no compiler looks into, nor into what it calls.
+
+    Where torch can be told so of its code, that takes no time at each call.
+    """
+    frames: Any = torch._C._dynamo.eval_frame
+    code = getattr(function, "__code__", None)
+    names = "set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction"
+    if code is None or not all(hasattr(frames, name) for name in names):
+        return without_dynamo(function)
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
+    return function
 
 
 def _compiles_here() -> bool:
