@@ -16,7 +16,7 @@ from ctxcarry_checkpoint._schema import is_collective, written
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ("Roofline", "estimate", "flops_of")
+__all__ = ("Estimator", "Roofline", "estimate", "flops_of")
 
 # What torch has no formula for: other names of the attention, and other products.
 _ATTENTION = (
@@ -39,6 +39,31 @@ _PICKING = (
 )
 # They take memory and leave in it what it held.
 _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+
+
+class Estimator:
+    """
+    Call operators, and tell what they should take.
+
+    Args:
+        roofline: What the device can do, or None for that of the first operator.
+
+    Attributes:
+        roofline: What it can do; None as long as nothing has run.
+    """
+
+    def __init__(self, roofline: Roofline | None = None) -> None:
+        self.roofline = roofline
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call an operator, and return its result."""
+        return func(*args, **kwargs)
+
+    def ms(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> float:
+        """Return the milliseconds that an operator takes."""
+        if self.roofline is None:
+            self.roofline = Roofline.of(_device_of(args, output))
+        return estimate(func, args, kwargs, output, self.roofline)
 
 
 def estimate(
@@ -179,3 +204,10 @@ def _local(leaf: Any) -> Any:
     """Return the part of this rank of a tensor that is spread over several."""
     distributed = getattr(leaf, "_local_tensor", None)
     return distributed if isinstance(distributed, torch.Tensor) else leaf
+
+
+def _device_of(args: tuple[Any, ...], output: Any) -> torch.device:
+    for each in (output, *args):
+        if isinstance(each, torch.Tensor):
+            return each.device
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ("arguments", "run_fake")
+__all__ = ("arguments", "run_fake", "run_real")
 
 
 def arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -57,9 +57,26 @@ def run_fake(model: nn.Module, example_inputs: Any) -> None:
                 "its parameters, or have the first step recorded instead"
             )
             raise ValueError(msg) from error
-        named = model.named_buffers(remove_duplicate=False)
-        buffers = {name: buffer.clone() for name, buffer in named}
-        devices = sorted({p.device.index for p in model.parameters() if p.is_cuda})
-        # Neither the generators nor statistics are to know of it.
-        with torch.enable_grad(), torch.random.fork_rng(devices):
-            functional_call(model, buffers, args, kwargs, tie_weights=False)
+        run_real(model, example_inputs)
+
+
+def run_real(model: nn.Module, example_inputs: Any) -> None:
+    """
+    Call a model with real tensors, and leave its buffers and random numbers as they are.
+
+    Raises:
+        ValueError: If it is on the ``meta`` device.
+    """
+    if any(parameter.is_meta for parameter in model.parameters()):
+        msg = (
+            f"{type(model).__name__} has parameters on the meta device, without values, so that "
+            "nothing can be measured. Make the plan once it has its parameters"
+        )
+        raise ValueError(msg)
+    args, kwargs = arguments(example_inputs)
+    named = model.named_buffers(remove_duplicate=False)
+    buffers = {name: buffer.clone() for name, buffer in named}
+    devices = sorted({p.device.index for p in model.parameters() if p.is_cuda})
+    # Neither the generators nor statistics are to know of it.
+    with torch.enable_grad(), torch.random.fork_rng(devices):
+        functional_call(model, buffers, args, kwargs, tie_weights=False)

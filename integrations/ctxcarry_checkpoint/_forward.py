@@ -44,7 +44,7 @@ class Forward(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
         hooks: Saved-tensor hooks around the block.
         debug: Whether to note a number of what each operator returns.
         names: Returns the module and the regions that run, where that is followed.
-        cost: Tells what an operator takes, for a plan.
+        cost: Calls operators and tells what they take, for a plan.
 
     Attributes:
         funcs: The operators so far.
@@ -88,6 +88,7 @@ class Forward(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
         self.values: dict[int, list[torch.Tensor | None]] = {}
         self.where: list[tuple[str, ...]] = []
         self._policy = policy.start()
+        self._run = _plain if cost is None else cost.run
         # What counts has to see all calls, not only those of another shape.
         self._asks = bool(not policy.static or policy.by_shape)
         self._hooks = hooks
@@ -135,9 +136,9 @@ class Forward(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
         self, index: int, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         """Call what is not the next operator of those known."""
-        output = func(*args, **kwargs)
         if self.paused or func in IGNORED:
-            return output
+            return func(*args, **kwargs)
+        output = self._run(func, args, kwargs)
         if self.trace is not None and not self._switch(func):
             self.leave()
         if self.trace is not None:
@@ -354,3 +355,7 @@ class Forward(BlockMode):  # type: ignore[no-untyped-call,unused-ignore]
         return all(
             owner in self.kept and self._actions.get(owner) is Action.SAVE for owner in pack.owners
         )
+
+
+def _plain(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    return func(*args, **kwargs)

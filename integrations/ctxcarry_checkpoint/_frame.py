@@ -59,7 +59,7 @@ class Frame:
         early_stop: Whether a recompute ends with the last tensor that is needed.
         debug: Whether to compare values.
         root: The module whose submodules name what runs, if any.
-        cost: Tells what an operator takes, for a plan.
+        cost: Calls operators and tells what they take, for a plan.
         on_backward: Called when a backward first comes to the block.
 
     Attributes:

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ctxcarry_checkpoint._evaluate import Choice, Program
+from ctxcarry_checkpoint._progress import quiet
 from ctxcarry_checkpoint._solver import front
 
 if TYPE_CHECKING:
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
 
     from ctxcarry_checkpoint._evaluate import Transfer
     from ctxcarry_checkpoint._ops import Op
+    from ctxcarry_checkpoint._progress import Tell
 
-__all__ = ("Block", "Kind", "Share", "kinds_of", "peak_of")
+__all__ = ("Block", "Kind", "Share", "kind_key", "kinds_of", "peak_of")
 
 _SECONDS = 10.0
 
@@ -131,6 +133,7 @@ def kinds_of(
     points: int = 12,
     offload_ms: Transfer | None = None,
     time_limit: float = _SECONDS,
+    tell: Tell = quiet,
 ) -> list[Kind]:
     """
     Put blocks that run the same operators together, and solve each kind once.
@@ -142,31 +145,28 @@ def kinds_of(
         points: How many choices to look for in each kind.
         offload_ms: Milliseconds that offloading so many bytes adds, or None without offloading.
         time_limit: Seconds for each choice.
+        tell: Called with what is done, and how much of it.
     """
     found: dict[object, tuple[Block, list[str]]] = {}
     for block in blocks:
-        key = tuple(_signature(op) for op in block.ops), block.held, block.calls
-        _, names = found.setdefault(key, (block, []))
+        _, names = found.setdefault(kind_key(block), (block, []))
         names += [block.name, *block.aliases]
-    return [
-        Kind(
-            tuple(names),
-            block.ops,
-            block.held,
-            tuple(
-                front(
-                    block.ops,
-                    points,
-                    held=block.held,
-                    offload_ms=offload_ms,
-                    time_limit=time_limit,
-                )
-            ),
-            block.gradients,
-            block.calls,
+    kinds = []
+    for number, (block, names) in enumerate(found.values()):
+        tell("what each kind of block may keep", number, len(found))
+        choices = front(
+            block.ops, points, held=block.held, offload_ms=offload_ms, time_limit=time_limit
         )
-        for block, names in found.values()
-    ]
+        kinds.append(
+            Kind(tuple(names), block.ops, block.held, tuple(choices), block.gradients, block.calls)
+        )
+    tell("what each kind of block may keep", len(found), len(found))
+    return kinds
+
+
+def kind_key(block: Block) -> object:
+    """Return what is the same for blocks that run the same operators."""
+    return tuple(_signature(op) for op in block.ops), block.held, block.calls
 
 
 def peak_of(shares: Sequence[Share]) -> int:

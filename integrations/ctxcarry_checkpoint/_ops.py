@@ -76,6 +76,8 @@ class Op:
         random: Whether it draws random numbers.
         effect: Whether it does more than return a result: a collective, or a change of memory
             from outside the block. It is never left out of a recompute unless it is saved.
+        joint: Whether other ranks may have to call it too: a collective, what works on a DTensor,
+            or an operator whose inside is not known.
         once: Whether it changes memory from outside that the block does not read afterwards, as
             a counter. It is never called again.
         factory: Whether it makes its result from no tensor at all; never saved.
@@ -101,6 +103,7 @@ class Op:
     reshapes: bool = False
     random: bool = False
     effect: bool = False
+    joint: bool = False
     once: bool = False
     factory: bool = False
     scalar: bool = False

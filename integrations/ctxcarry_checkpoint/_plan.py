@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ctxcarry_checkpoint._budget import BudgetError, budget_bytes
+from ctxcarry_checkpoint._progress import quiet
 from ctxcarry_checkpoint._whole import (
     Kind,
     Share,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from ctxcarry_checkpoint._evaluate import Choice, Transfer
     from ctxcarry_checkpoint._ops import Action
+    from ctxcarry_checkpoint._progress import Tell
     from ctxcarry_checkpoint._whole import Block
 
 __all__ = ("Group", "Plan", "make_plan")
@@ -76,6 +78,7 @@ class Plan:
         pareto: Peaks in bytes, and the milliseconds that each costs, that a budget decides
             among.
         offset: Bytes that a measured peak had more than the predicted one.
+        measured: Whether the times were measured there, and not estimated.
     """
 
     groups: tuple[Group, ...]
@@ -83,6 +86,7 @@ class Plan:
     roofline: str = ""
     pareto: tuple[tuple[int, float], ...] = ()
     offset: int = 0
+    measured: bool = False
 
     def __repr__(self) -> str:
         return (
@@ -254,8 +258,10 @@ def make_plan(
     *,
     roofline: str = "",
     offload_ms: Transfer | None = None,
+    measured: bool = False,
     points: int = 12,
     time_limit: float = _SECONDS,
+    tell: Tell = quiet,
 ) -> Plan:
     """
     Return what each block is to keep.
@@ -265,14 +271,16 @@ def make_plan(
         budget: What the peak may have: see `ctxcarry_checkpoint._budget.budget_bytes`.
         roofline: Name of the device that the times are of.
         offload_ms: Milliseconds that offloading so many bytes adds, or None without offloading.
+        measured: Whether the times were measured there.
         points: How many choices to look for in each kind of block.
         time_limit: Seconds for each choice.
+        tell: Called with what is done, and how much of it.
 
     Raises:
         BudgetError: Nothing fits.
         ValueError: The budget is none.
     """
-    kinds = kinds_of(blocks, points=points, offload_ms=offload_ms, time_limit=time_limit)
+    kinds = kinds_of(blocks, points=points, offload_ms=offload_ms, time_limit=time_limit, tell=tell)
     whole = sum(len(kind.names) * kind.calls * kind.unchecked_bytes for kind in kinds)
     whole += max((kind.gradients for kind in kinds), default=0)
     limit = budget_bytes(budget, whole)
@@ -281,8 +289,9 @@ def make_plan(
         limit = max(limit, range_of(kinds)[1])
     shares = allot(kinds, limit, time_limit=time_limit)
     shares = refined(shares, limit, offload_ms=offload_ms, time_limit=time_limit)
-    plan = Plan(_grouped(kinds, shares), limit, roofline)
-    return replace(plan, pareto=_undominated([*tradeoffs(kinds), (plan.peak, plan.cost)]))
+    plan = Plan(_grouped(kinds, shares), limit, roofline, measured=measured)
+    points_of = [*tradeoffs(kinds, tell=tell), (plan.peak, plan.cost)]
+    return replace(plan, pareto=_undominated(points_of))
 
 
 def _grouped(kinds: Sequence[Kind], shares: Iterable[Share]) -> tuple[Group, ...]:

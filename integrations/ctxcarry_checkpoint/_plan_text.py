@@ -26,6 +26,7 @@ def written(plan: Plan) -> str:
         "budget": plan.budget,
         "roofline": plan.roofline,
         "offset": plan.offset,
+        "measured": plan.measured,
         "pareto": plan.pareto,
         "kinds": [_kind(kind) for kind in kinds],
         "groups": [
@@ -57,7 +58,14 @@ def read(text: str) -> Plan:
             for each in data["groups"]
         )
         pareto = tuple((int(nbytes), float(ms)) for nbytes, ms in data["pareto"])
-        return Plan(groups, data["budget"], data["roofline"], pareto, data["offset"])
+        return Plan(
+            groups,
+            data["budget"],
+            data["roofline"],
+            pareto,
+            data["offset"],
+            data.get("measured", False),
+        )
     except (KeyError, IndexError, TypeError) as error:
         msg = f"this plan is not whole, since {error!r}: make it anew"
         raise ValueError(msg) from error

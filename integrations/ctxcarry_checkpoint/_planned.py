@@ -11,12 +11,15 @@ from weakref import WeakSet
 
 import torch
 
-from ctxcarry_checkpoint._cost import estimate
+from ctxcarry_checkpoint._cost import Estimator
 from ctxcarry_checkpoint._fused import as_compiled
 from ctxcarry_checkpoint._given import RECOMPUTE, Slot
+from ctxcarry_checkpoint._measured import Clock, Times
 from ctxcarry_checkpoint._meter import Meter
 from ctxcarry_checkpoint._plan import Plan, make_plan
 from ctxcarry_checkpoint._policy import Policy
+from ctxcarry_checkpoint._progress import quiet
+from ctxcarry_checkpoint._ranks import must_agree
 from ctxcarry_checkpoint._roofline import Roofline
 from ctxcarry_checkpoint._whole import Block
 
@@ -24,12 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ctxcarry_checkpoint._ops import Action, Call
+    from ctxcarry_checkpoint._progress import Tell
+    from ctxcarry_checkpoint._record import Cost
     from ctxcarry_checkpoint._trace import Site, Trace
 
 __all__ = ("Planned", "Planner")
 
 _CLOSE = 0.02
 _MOST_CORRECTIONS = 2
+_OF_A_RECORDING = ("_plan", "_recorded", "_meter", "_compiled", "_in_flight", "_times")
 
 
 class Planned(Policy):
@@ -73,7 +79,8 @@ class Planner:
     Args:
         budget: What they may hold.
         offload: Whether results may be kept in the memory of the CPU.
-        roofline: The speed of the device, the name of a card, or None for the device's own.
+        roofline: The speed of the device, or the name of a card, by which times are estimated;
+            if None, they are measured where operators run.
         plan: A plan to follow as it is.
     """
 
@@ -87,7 +94,9 @@ class Planner:
     ) -> None:
         self._budget = budget
         self._offload = offload
-        self._roofline = Roofline.of(roofline) if isinstance(roofline, str) else roofline
+        given = Roofline.of(roofline) if isinstance(roofline, str) else roofline
+        self._estimator = Estimator(given)
+        self._times = Times(self._estimator) if given is None else None
         self._lock = RLock()
         self._recorded: dict[str, Block] = {}
         self._slots: dict[str, Slot] = {}
@@ -105,13 +114,15 @@ class Planner:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        del state["_lock"], state["_flying"]
+        # What was measured is worth something on this device, and in the plan by now.
+        del state["_lock"], state["_flying"], state["_times"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._lock = RLock()
         self._flying = {}
+        self._times = None
 
     @property
     def current(self) -> Plan | None:
@@ -128,8 +139,8 @@ class Planner:
         Begin a call of a block.
 
         Returns:
-            The options for the call; with the cost of an operator where it is recorded, since
-            there is no plan yet.
+            The options for the call; with what tells the cost of an operator where it is
+            recorded, since there is no plan yet.
         """
         with self._lock:
             if self._plan is None:
@@ -139,7 +150,8 @@ class Planner:
                 else:
                     flight = _Flight(self, name)
                     self._flying.setdefault(name, WeakSet()).add(flight)
-                    return {"cost": self._cost, "on_backward": flight}
+                    cost = self._estimator if self._times is None else self._times.clock()
+                    return {"cost": cost, "on_backward": flight}
             if self._meter is not None:
                 self._meter.begin(name)
                 measured = self._meter.result()
@@ -147,19 +159,22 @@ class Planner:
                     self._correct(measured)
         return {"on_backward": functools.partial(self.needed, name)}
 
-    def end(self, name: str, site: Site | None) -> None:
+    def end(self, name: str, site: Site | None, cost: Cost | None) -> None:
         """
         End a call of a block.
 
         Args:
             name: Its name.
             site: What was recorded of it, or None where there was a plan.
+            cost: What told its costs.
         """
         with self._lock:
             if site is not None:
                 before = self._recorded.get(name)
                 calls = max(len(self._flying.get(name, ())), before.calls if before else 1)
                 self._recorded[name] = self._block(name, site.traces[0], calls * self._in_flight)
+                if isinstance(cost, Clock) and self._times is not None:
+                    self._times.add(name, cost)
             elif self._meter is not None:
                 self._meter.end(name)
 
@@ -183,52 +198,63 @@ class Planner:
             return self._plan
 
     @contextmanager
-    def recording(self, *, compiled: bool = False, in_flight: int = 1) -> Iterator[None]:
+    def recording(
+        self,
+        *,
+        compiled: bool = False,
+        in_flight: int = 1,
+        measured: bool = False,
+        tell: Tell = quiet,
+    ) -> Iterator[None]:
         """
         Record what is called within, and solve for that.
 
         Args:
             compiled: Whether the blocks are to be compiled.
             in_flight: How many such forwards come before the backward of the first.
+            measured: Whether what is called runs, so that times can be measured.
+            tell: Called with what is done, and how much of it.
         """
         with self._lock:
-            before = self._plan, self._recorded, self._meter, self._compiled, self._in_flight
+            before = {name: getattr(self, name) for name in _OF_A_RECORDING}
             self._plan, self._recorded, self._meter = None, {}, None
             self._compiled, self._in_flight = compiled, in_flight
+            self._times = Times(self._estimator) if measured else None
             self._stepped = False
             self._flying = {}
         try:
             yield
-            plan = self._solve()
+            plan = self._solve(tell)
         except BaseException:
-            self._plan, self._recorded, self._meter, self._compiled, self._in_flight = before
+            self.__dict__.update(before)
             raise
         self._adopt(plan)
 
     def _block(self, name: str, trace: Trace, calls: int) -> Block:
         ops, gradients = tuple(trace.ops), 0
         if self._compiled:
-            roofline = self._roofline or Roofline.of(torch.device("cpu"))
+            roofline = self._estimator.roofline or Roofline.of(torch.device("cpu"))
             ops, gradients = as_compiled(ops, trace.funcs, trace.returned, roofline)
         return Block(name, ops, trace.returned, gradients=gradients, calls=calls)
 
-    def _cost(self, func: Any, args: tuple[Any, ...], kwargs: Any, output: Any) -> float:
-        if self._roofline is None:
-            self._roofline = Roofline.of(_device_of(args, output))
-        return estimate(func, args, kwargs, output, self._roofline)
-
-    def _solve(self) -> Plan:
-        roofline = self._roofline or Roofline.of(torch.device("cpu"))
+    def _solve(self, tell: Tell = quiet) -> Plan:
+        roofline = self._estimator.roofline or Roofline.of(torch.device("cpu"))
+        blocks = list(self._recorded.values())
+        measured = self._times is not None and not must_agree(blocks)
+        if self._times is not None and measured:
+            blocks = self._times.settled(blocks)
 
         def transfer_ms(nbytes: int) -> float:
             # Away and back: one of the two is taken to be hidden behind what is computed.
             return nbytes / roofline.host_bytes * 1e3
 
         return make_plan(
-            list(self._recorded.values()),
+            blocks,
             self._budget,
             roofline=roofline.name,
             offload_ms=transfer_ms if self._offload else None,
+            measured=measured,
+            tell=tell,
         )
 
     def _adopt(self, plan: Plan) -> None:
@@ -240,7 +266,10 @@ class Planner:
             slot.policy = self._known.setdefault(key, Planned(actions))
             slot.recomputes = plan.group(name).choice.ms > 0
         on_cuda: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call,unused-ignore]
-        self._meter = Meter(tuple(self._recorded)) if on_cuda else None
+        kinds = (group.kind for group in plan.groups)
+        self._meter = None
+        if on_cuda and not must_agree(kinds):
+            self._meter = Meter(tuple(self._recorded))
 
     def _correct(self, measured: int) -> None:
         """Solve again where the plan was off."""
@@ -259,10 +288,3 @@ class Planner:
                 f"{error}; the plan stays as it is",
                 stacklevel=2,
             )
-
-
-def _device_of(args: tuple[Any, ...], output: Any) -> torch.device:
-    for each in (output, *args):
-        if isinstance(each, torch.Tensor):
-            return each.device
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

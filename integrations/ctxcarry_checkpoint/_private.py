@@ -28,6 +28,7 @@ __all__ = (
     "keeps_graph",
     "lacking",
     "never_compiled",
+    "sleep_on_cuda",
     "throw_on_data_pointer",
     "without_dynamo",
 )
@@ -88,6 +89,13 @@ def throw_on_data_pointer(tensor: torch.Tensor) -> None:
     """Have an error raised where anybody asks for the address of the memory of `tensor`."""
     assert _throw is not None
     _throw(tensor)
+
+
+def sleep_on_cuda(cycles: int) -> None:
+    """Have the current stream of a CUDA device do nothing for some cycles, if torch can say so."""
+    sleep = getattr(torch.cuda, "_sleep", None)
+    if sleep is not None:
+        sleep(cycles)
 
 
 def direct(func: Any) -> Callable[..., Any]:

@@ -197,6 +197,6 @@ def _all(record: Record) -> list[Role]:
 def _whole(record: Record, index: int, kept: set[int]) -> Role:
     if index in kept:
         return Role.KEPT
-    if record.trace is not None and record.trace.ops[index].once:
+    if record.ops and record.ops[index].once:
         return Role.PASS
     return Role.APART if has_statistics(record.funcs[index]) else Role.RUN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -15,11 +15,21 @@ from ctxcarry_checkpoint._ops import Op
 from ctxcarry_checkpoint._schema import draws_random, is_collective, returns_first, written
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
-    Cost = Callable[[Any, tuple[Any, ...], Mapping[str, Any], Any], float]
+__all__ = ("Cost", "Pack", "Recorder", "storages")
 
-__all__ = ("Pack", "Recorder", "storages")
+_INSIDE_KNOWN = frozenset({"aten", "prim", "prims"})
+
+
+class Cost(Protocol):
+    """What calls operators that are recorded, and tells what they take."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call an operator, and return its result."""
+
+    def ms(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> float:
+        """Return the milliseconds of the operator that was called last."""
 
 
 @dataclass
@@ -41,8 +51,7 @@ class Recorder:
     Make an `Op` of each operator.
 
     Args:
-        cost: Tells the milliseconds of an operator, from the overload, its arguments and
-            what it returned.
+        cost: Tells the milliseconds of an operator.
     """
 
     def __init__(self, cost: Cost | None = None) -> None:
@@ -85,6 +94,9 @@ class Recorder:
         op.factory = not inputs and bool(results)
         op.reshapes = torch.Tag.inplace_view in getattr(func, "tags", ())
         op.random = draws_random(func, args, kwargs)
+        op.joint = getattr(func, "namespace", None) not in _INSIDE_KNOWN or any(
+            is_traceable_wrapper_subclass(tensor) for tensor in (*inputs, *results)
+        )
         op.nbytes = sum({s._cdata: s.nbytes() for s in fresh}.values())
         _settle(op, func, changed, owners, results, len(fresh))
         if changed - self._owner.keys() or is_collective(func):
@@ -100,7 +112,7 @@ class Recorder:
         self._note_outside(op, func, targets, read)
         self._note_read(index, args)
         if self._cost is not None and not op.view:
-            op.ms = self._cost(func, args, kwargs, output)
+            op.ms = self._cost.ms(func, args, kwargs, output)
         for storage in fresh:
             weak = StorageWeakRef(storage)  # type: ignore[no-untyped-call,unused-ignore]
             self._owner[storage._cdata] = index, weak

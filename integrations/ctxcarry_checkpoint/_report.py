@@ -117,7 +117,8 @@ def _longest(group: Group) -> str:
 
 
 def _totals(plan: Plan) -> list[str]:
-    times = f", times of {plan.roofline}" if plan.roofline else ""
+    how = "measured" if plan.measured else "estimated"
+    times = f", {how} times of {plan.roofline}" if plan.roofline else ""
     offloaded = plan.offloaded_bytes
     lines = [
         f"Budget {readable(plan.budget)}, predicted peak {readable(plan.peak)}{times}",

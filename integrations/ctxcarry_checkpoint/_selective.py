@@ -12,9 +12,10 @@ from ctxcarry_checkpoint._blocks import find_blocks
 from ctxcarry_checkpoint._budget import check_budget
 from ctxcarry_checkpoint._checkpoint import kind_of, run_block
 from ctxcarry_checkpoint._compiled import compiled_around, uncompiled
-from ctxcarry_checkpoint._fake import run_fake
+from ctxcarry_checkpoint._fake import run_fake, run_real
 from ctxcarry_checkpoint._given import Slot, same_policy
 from ctxcarry_checkpoint._planned import Planner
+from ctxcarry_checkpoint._progress import showing
 from ctxcarry_checkpoint._trace import Site
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from ctxcarry_checkpoint._policy import Policy
 
 __all__ = ("SelectiveCheckpoint",)
+
+_PASSES = 3
+_RUNNING = "what the model runs"
 
 
 class SelectiveCheckpoint:
@@ -53,7 +57,8 @@ class SelectiveCheckpoint:
             ranks of one group call collectives in their blocks, all have to follow one plan.
         offload: Whether a budget may be met by copies in pinned memory of the CPU, too.
         roofline: The speed of the device, for a budget, or the name of a card such as
-            ``"H100"``; that of the device itself if None.
+            ``"H100"``, by which to estimate how long operators take. If None, the first step
+            measures them, and a `plan` made before estimates by the device itself.
         preserve_rng_state: Whether random numbers are to be the same in a recompute.
         early_stop: Whether a recompute ends with the last tensor that is needed.
         debug: Whether to compare all values of forward and recompute, which takes time.
@@ -151,9 +156,13 @@ class SelectiveCheckpoint:
         blocks: str | Sequence[str] | None = None,
         compiled: bool | None = None,
         in_flight: int = 1,
+        profile: bool = False,
+        progress: bool | None = None,
     ) -> Plan:
         """
         Solve for the budget, without memory and without running anything, and use that.
+
+        How long operators take is estimated then, unless ``profile`` has them measured.
 
         Args:
             model: The model. On the ``meta`` device it has other operators than on a GPU, for
@@ -166,13 +175,20 @@ class SelectiveCheckpoint:
                 compiled already.
             in_flight: How many forwards come before the backward of the first of them, as the
                 microbatches of a pipeline do. A first step that is recorded counts them.
+            profile: Whether to run the forward of the model three times, with its parameters
+                and the values of the example inputs, and measure each operator. Buffers and
+                random numbers stay what they are.
+            progress: Whether to show on the standard error how far it is, once it has taken a
+                second. None does so on a terminal, if rich is installed.
 
         Returns:
             The plan. Blocks follow it, in this model or another one with the same names.
 
         Raises:
-            ValueError: If there is no budget, or nothing is in flight.
+            ValueError: If there is no budget, nothing is in flight, or what cannot run is to
+                be measured.
             BudgetError: If nothing fits into it; it says what would.
+            ImportError: Progress is wanted, and rich is missing.
         """
         if in_flight < 1:
             msg = f"in_flight is how many forwards await their backward, so 1 or more: {in_flight}"
@@ -185,8 +201,26 @@ class SelectiveCheckpoint:
             around = compiled_around(model, functools.partial(is_on, engine=self))
             if compiled is None:
                 compiled = bool(around)
-            with planner.recording(compiled=compiled, in_flight=in_flight), uncompiled(around):
-                run_fake(model, example_inputs)
+            if profile and compiled:
+                msg = (
+                    "profile=True measures each operator, and compiled blocks do not run them one "
+                    "by one: leave one of the two out"
+                )
+                raise ValueError(msg)
+            with (
+                showing(wanted=progress) as tell,
+                planner.recording(
+                    compiled=compiled, in_flight=in_flight, measured=profile, tell=tell
+                ),
+                uncompiled(around),
+            ):
+                tell(_RUNNING, 0, 1)
+                if not profile:
+                    run_fake(model, example_inputs)
+                for number in range(_PASSES if profile else 0):
+                    tell(_RUNNING, number, _PASSES)
+                    run_real(model, example_inputs)
+                tell(_RUNNING, 1, 1)
         plan = planner.current
         assert plan is not None
         return plan
@@ -271,7 +305,7 @@ class SelectiveCheckpoint:
             **options,
         )
         if planner is not None:
-            planner.end(name, site if recorded else None)
+            planner.end(name, site if recorded else None, options.get("cost"))
         return output
 
     def _site(self, module: nn.Module, policy: Policy) -> Site:

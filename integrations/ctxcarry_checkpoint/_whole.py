@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ctxcarry_checkpoint._budget import BudgetError
 from ctxcarry_checkpoint._kinds import Block, Kind, Share, kinds_of, peak_of
+from ctxcarry_checkpoint._progress import quiet
 from ctxcarry_checkpoint._rows import Rows
 from ctxcarry_checkpoint._solver import optimizer, solve
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ctxcarry_checkpoint._evaluate import Choice, Transfer
+    from ctxcarry_checkpoint._progress import Tell
 
 __all__ = (
     "Block",
@@ -108,13 +110,17 @@ def refined(
 
 
 def tradeoffs(
-    kinds: Sequence[Kind], points: int = 24, *, time_limit: float = 1.0
+    kinds: Sequence[Kind], points: int = 24, *, time_limit: float = 1.0, tell: Tell = quiet
 ) -> list[tuple[int, float]]:
     """Return the peaks and milliseconds among which a budget of the model decides."""
     least, most = range_of(kinds)
     budgets = {least + (most - least) * at // (points - 1) for at in range(points)}
-    found = (allot(kinds, budget, time_limit=time_limit) for budget in sorted(budgets))
-    return [(peak_of(shares), _cost(shares)) for shares in found]
+    found = []
+    for number, budget in enumerate(sorted(budgets), 1):
+        shares = allot(kinds, budget, time_limit=time_limit)
+        found.append((peak_of(shares), _cost(shares)))
+        tell("what other budgets cost", number, len(budgets))
+    return found
 
 
 class _Knapsack:

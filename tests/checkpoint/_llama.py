@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 import torch
-from ctxcarry_checkpoint._cost import Roofline, estimate
+from ctxcarry_checkpoint._cost import Estimator, Roofline
 from ctxcarry_checkpoint._record import Recorder
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -72,9 +72,7 @@ class Recording(TorchDispatchMode):
 
     def __init__(self, roofline):
         super().__init__()
-        self.recorder = Recorder(
-            lambda func, args, kwargs, output: estimate(func, args, kwargs, output, roofline)
-        )
+        self.recorder = Recorder(Estimator(roofline))
         self.kept = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

@@ -1,6 +1,7 @@
 """What each of two ranks does: train in parallel, with and without a checkpoint."""
 
 import sys
+import time
 import traceback
 import warnings
 from datetime import timedelta
@@ -21,8 +22,10 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).parent))
+from _budgets import CARD
 from _models import SIZE, Block, Counting, Plain, batches, fresh
 
 SIZES = 2
@@ -169,6 +172,29 @@ def shared_plan():
     return text[0], collective(SelectiveCheckpoint(plan=Plan.from_json(text[0])))
 
 
+class Waiting(TorchDispatchMode):
+    """Make operators of one name slow on one rank."""
+
+    def __init__(self, name, rank):
+        super().__init__()
+        self.name, self.slow = name, dist.get_rank() == rank
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if self.slow and self.name in str(func):
+            time.sleep(0.002)
+        return func(*args, **(kwargs or {}))
+
+
+def first_step(make, given):
+    """Train with a budget where ranks measure other times; return what each block keeps."""
+    model, engine = make(), SelectiveCheckpoint(budget=0.7)
+    engine.apply(model, "layers.*")
+    with Waiting("addmm" if dist.get_rank() else "tanh", dist.get_rank()):
+        found = train(model, given)
+    plan = engine._planner.current
+    return [plan.actions(name) for name in plan.blocks], plan.measured, found
+
+
 def plan_of(make):
     """Return what the plan of a model that is parallel already keeps in each block."""
     engine = SelectiveCheckpoint(budget=0.8)
@@ -183,7 +209,7 @@ SAVES = {
         policies.collectives() | policies.save(aten.gelu, aten.tanh)
     ),
     "everything": lambda: SelectiveCheckpoint(policies.none()),
-    "budget": lambda: SelectiveCheckpoint(budget=0.8),
+    "budget": lambda: SelectiveCheckpoint(budget=0.8, roofline=CARD),
 }
 KINDS = {
     "fsdp": fsdp,
@@ -213,6 +239,9 @@ TASKS = {
         for saves in several
     },
     "shared plan": shared_plan,
+    "ranks that wait": lambda: first_step(partial(fresh, Plain, 3, Summing), batches(3)),
+    "ranks that do not": lambda: first_step(sharded, batches(3)),
+    "ranks with a DTensor": lambda: first_step(divided, batches(3)),
 }
 
 

@@ -121,6 +121,24 @@ def test_one_plan_for_all_ranks(results):
     assert first[1] == second[1]
 
 
+@pytest.mark.parametrize("kind", ["ranks that wait", "ranks with a DTensor"])
+def test_ranks_that_wait_for_each_other(kind, results):
+    """Where one rank waits for the other in a block, what they measure decides nothing."""
+    (plan, measured, _), (other, other_measured, _) = results(kind)
+    assert plan == other
+    assert not measured
+    assert not other_measured
+
+
+def test_ranks_that_do_not_wait(results):
+    """With FSDP they wait outside of the blocks, so that each follows what it has measured."""
+    (plan, measured, found), (other, other_measured, same_found) = results("ranks that do not")
+    assert measured
+    assert other_measured
+    assert plan != other
+    assert same(found[0], same_found[0])
+
+
 def test_plan_of_a_model_that_is_sharded(results):
     """A plan may be made after FSDP, and is the one of a model without."""
     engine = SelectiveCheckpoint(budget=0.8)

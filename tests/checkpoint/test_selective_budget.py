@@ -14,7 +14,7 @@ from ctxcarry_checkpoint import BudgetError, Plan, SelectiveCheckpoint
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
-from _budgets import EXAMPLE, followed, held, planned, products_again
+from _budgets import CARD, EXAMPLE, followed, held, planned, products_again
 from _models import NAMES, SIZE, Counting, Plain, batches, fresh, same, steps
 
 
@@ -33,7 +33,7 @@ def known():
 def test_recorded_in_the_first_step(expected):
     """The first step keeps nothing, and is recorded; the plan holds from the second on."""
     model = fresh(Plain)
-    engine = SelectiveCheckpoint(budget=0.9)
+    engine = SelectiveCheckpoint(budget=0.9, roofline=CARD)
     engine.apply(model, "layers.*")
     assert followed(engine) is None
     # The first of the two products of each block.
@@ -166,7 +166,7 @@ def test_other_shapes():
     given = [b for rows in (5, 3, 8, 5) for b in batches(1, rows)]
     expected = steps(fresh(Plain), given)
     model = fresh(Plain)
-    engine = SelectiveCheckpoint(budget=0.9)
+    engine = SelectiveCheckpoint(budget=0.9, roofline=CARD)
     engine.apply(model, "layers.*")
     assert same(expected, steps(model, given))
     assert [products_again(model, batch) for batch in given] == [0] * 4
@@ -247,7 +247,7 @@ def test_not_recorded_in_evaluation(expected):
 def test_other_parameters_in_the_same_engine(expected):
     """Taken off and put on again, the plan is still there; of other blocks there is none yet."""
     model = fresh(Plain)
-    engine = SelectiveCheckpoint(budget=0.9)
+    engine = SelectiveCheckpoint(budget=0.9, roofline=CARD)
     engine.apply(model, "layers.*")
     steps(model, batches(2))
     plan = followed(engine)

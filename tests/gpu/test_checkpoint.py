@@ -179,6 +179,40 @@ def test_budget(deep, part):
         engine.remove(model)
 
 
+@pytest.mark.parametrize("profile", [False, True])
+def test_times_are_those_of_the_device(deep, profile):
+    """The times of a plan are those of the kernels, and measuring takes no memory."""
+    model, x = deep
+    full, engine = SelectiveCheckpoint(), SelectiveCheckpoint(budget=1.0)
+    full.apply(model, "layers.*")
+    least = peak_of(model, x)
+    full.remove(model)
+    engine.apply(model, "layers.*")
+    try:
+        if profile:
+            plan = engine.plan(model, x, profile=True)
+        else:
+            assert peak_of(model, x) <= 1.01 * least
+            model(x).sum().backward()
+            plan = engine._planner.current
+    finally:
+        engine.remove(model)
+    assert plan.measured
+    (kind,) = {id(group.kind): group.kind for group in plan.groups}.values()
+    up, down = (op.ms for op in kind.ops if op.name == "aten.addmm.default")
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    layer = model.layers[0][1]
+    with torch.no_grad():
+        layer(x)
+        start.record()
+        for _ in range(20):
+            layer(x)
+        end.record()
+    end.synchronize()
+    assert up == pytest.approx(start.elapsed_time(end) / 20, rel=0.5)
+    assert down == pytest.approx(up, rel=0.5)
+
+
 # Inductor, on torch 2.11 and older, and what it reads while it compiles a backward.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
