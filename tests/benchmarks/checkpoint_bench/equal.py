@@ -13,12 +13,13 @@ from ctxcarry_checkpoint._solver import solve
 
 from . import rivals
 from .model import SMALL, TINY, Step
-from .turns import processor_ms
+from .turns import keep_memory, processor_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ctxcarry_checkpoint import Action
+    from ctxcarry_checkpoint._evaluate import Choice
     from ctxcarry_checkpoint._whole import Kind
 
     from .model import Model
@@ -42,6 +43,8 @@ class Equal:
         ours_kept_mib: What ours keeps of each block.
         ours_extra_ms: What ours adds.
         ratio: What ours adds over what the other one adds.
+        predicted_ms: What runs again with the rule, by the times of the plan.
+        ours_predicted_ms: What runs again with ours.
         rounds: The milliseconds of a step in each round: without a checkpoint, with the rule,
             and with ours.
     """
@@ -54,45 +57,46 @@ class Equal:
     ours_kept_mib: float
     ours_extra_ms: float
     ratio: float
+    predicted_ms: float = 0.0
+    ours_predicted_ms: float = 0.0
     rounds: dict[str, list[float]] = field(default_factory=dict)
 
 
 def measure_equal(*, tiny: bool, rounds: int, span: int) -> list[Equal]:
     """Measure ours beside a plain knapsack, TorchTitan's rule and full checkpoints."""
     size = TINY if tiny else SMALL
+    keep_memory()
     step = Step(size, "cpu", torch.float32)
     kind = _recorded(step)
-    full = kind.program.choice({})
     titan = _titan(kind)
     everything = kind.unchecked_bytes - kind.held_bytes
-    pairs: dict[str, tuple[int, Model, int]] = {}
+    pairs: dict[str, tuple[int, Model, Mapping[Any, Any]]] = {}
     plain = {"none": step.model.twin(), "full": _with(step, rivals.full)}
     for part in PARTS:
         budget = int(everything * part)
         saved = rivals.knapsack(kind.ops, kind.held, budget)
         call = rivals.selective(rivals.chosen(saved))
-        pairs[f"knapsack {part}"] = budget, _with(step, call), _bytes(kind, saved)
+        pairs[f"knapsack {part}"] = budget, _with(step, call), saved
     call = rivals.selective(rivals.titan_rule)
-    pairs["TorchTitan's rule"] = _bytes(kind, titan), _with(step, call), _bytes(kind, titan)
-    pairs["full"] = 0, plain["full"], full.nbytes
+    pairs["TorchTitan's rule"] = _bytes(kind, titan), _with(step, call), titan
+    pairs["full"] = 0, plain["full"], {}
     runs: dict[str, Callable[[], object]] = {"none": _run(step, plain["none"])}
-    ours_keep = {}
+    choices = {}
     for name, (budget, model, _) in pairs.items():
-        choice = solve(kind.ops, budget, held=kind.held)
+        choice = choices[name] = solve(kind.ops, budget, held=kind.held)
         actions = {(kind.ops[i].name, kind.ops[i].nth): a for i, a in choice.actions.items()}
-        ours_keep[name] = choice.nbytes
         runs[name] = _run(step, model)
         runs[f"ours, {name}"] = _run(step, _with(step, _ours(actions)))
     times = processor_ms(runs, "equal memory", rounds=rounds, span=span)
     return [
-        _row(size, name, budget, kept, ours_keep[name], times)
-        for name, (budget, _, kept) in sorted(pairs.items(), key=lambda item: item[1][0])
+        _row(size, name, budget, kind, saved, choices[name], times)
+        for name, (budget, _, saved) in sorted(pairs.items(), key=lambda item: item[1][0])
     ]
 
 
 def _recorded(step: Step) -> Kind:
     engine = SelectiveCheckpoint(budget=1.0)
-    plan = engine.plan(step.model.twin(), step.x, blocks="layers.*")
+    plan = engine.plan(step.model.twin(), step.x, blocks="layers.*", profile=True)
     return plan.groups[0].kind
 
 
@@ -114,6 +118,12 @@ def _bytes(kind: Kind, saved: Mapping[tuple[str, int], Any]) -> int:
     )
 
 
+def _again_ms(kind: Kind, saved: Mapping[tuple[str, int], Any]) -> float:
+    """Return what torch's checkpoint runs again: all before the last that autograd keeps."""
+    end = max(at for op in kind.ops for at in op.packed_at)
+    return sum(op.ms for op in kind.ops[:end] if (op.name, op.nth) not in saved)
+
+
 def _ours(actions: Mapping[tuple[str, int], Action]) -> Callable[..., Any]:
     policy = Planned(actions)
     return lambda *args: checkpoint(*args, policy=policy)
@@ -130,7 +140,13 @@ def _run(step: Step, model: Model) -> Callable[[], object]:
 
 
 def _row(
-    size: Any, name: str, budget: int, kept: int, ours: int, times: dict[str, list[float]]
+    size: Any,
+    name: str,
+    budget: int,
+    kind: Kind,
+    saved: Mapping[tuple[str, int], Any],
+    ours: Choice,
+    times: dict[str, list[float]],
 ) -> Equal:
     none, rule, our = times["none"], times[name], times[f"ours, {name}"]
     extra = statistics.median(b - a for a, b in zip(none, rule)) / size.layers
@@ -139,10 +155,12 @@ def _row(
         str(size),
         budget / 2**20,
         name.partition(" 0")[0] if name.startswith("knapsack") else name,
-        kept / 2**20,
+        _bytes(kind, saved) / 2**20,
         extra,
-        ours / 2**20,
+        ours.nbytes / 2**20,
         ours_extra,
         ours_extra / extra,
+        _again_ms(kind, saved),
+        ours.ms,
         {"none": none, "rule": rule, "ours": our},
     )

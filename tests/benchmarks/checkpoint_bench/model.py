@@ -33,7 +33,7 @@ class Size(NamedTuple):
 
 
 LLAMA_8B = Size(4096, 32, 8, 14336, 8192, 4)
-SMALL = Size(256, 4, 2, 896, 1024, 2)
+SMALL = Size(512, 8, 2, 1536, 1024, 2)
 TINY = Size(32, 4, 2, 64, 16, 4)
 
 

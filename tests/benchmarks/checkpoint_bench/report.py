@@ -66,7 +66,7 @@ def tables(data: dict[str, Any], *, markdown: bool) -> str:
         title = "Added for each operator, and over torch's selective checkpoint"
         found.append(_table(title, head, rows, markdown=markdown))
     if data["equal"]:
-        head = ["rule", "MiB", "extra ms", "ctxcarry, MiB", "extra ms", "ratio"]
+        head = ["rule", "MiB", "extra ms", "ctxcarry, MiB", "extra ms", "ratio", "predicted"]
         rows = [
             [
                 each["rule"],
@@ -75,6 +75,7 @@ def tables(data: dict[str, Any], *, markdown: bool) -> str:
                 f"{each['ours_kept_mib']:.2f}",
                 f"{each['ours_extra_ms']:.2f}",
                 f"{each['ratio']:.3f}",
+                _number(_over(each.get("ours_predicted_ms"), each.get("predicted_ms")), ".3f"),
             ]
             for each in data["equal"]
         ]
@@ -128,6 +129,10 @@ def _beside(rows: list[dict[str, Any]], *, markdown: bool) -> list[str]:
             lines.append([other["name"], best["name"], f"{memory:.3f}", f"{time:.3f}"])
     head = ["beside", "the fastest of ours that needs no more", "memory", "time"]
     return [_table("Ours over others", head, lines, markdown=markdown)] if lines else []
+
+
+def _over(one: float | None, other: float | None) -> float | None:
+    return one / other if one is not None and other else None
 
 
 def _number(value: float | None, how: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import random
 import statistics
@@ -14,7 +15,25 @@ if TYPE_CHECKING:
 
     Key = TypeVar("Key")
 
-__all__ = ("processor_ms",)
+__all__ = ("keep_memory", "processor_ms")
+
+# Of mallopt: above which size memory is mapped for itself, and how much of the heap stays.
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
+_GIB = 1 << 30
+
+
+def keep_memory() -> None:
+    """
+    Have memory that was freed given out again, where the C library can be told so.
+
+    By itself it returns large pieces to the system and has them filled with zeros anew, which
+    takes longer than many an operator, and sometimes happens and sometimes not. A GPU's
+    allocator keeps them too.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, _GIB)
+        mallopt(_TRIM_THRESHOLD, _GIB)
 
 
 def processor_ms(
